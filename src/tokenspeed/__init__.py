@@ -1,0 +1,22 @@
+"""tokenspeed: an LLM inference engine as a typed component library.
+
+Importing this package imports no torch; `Engine` is loaded when first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenspeed.compose.offline import Engine as Engine
+
+__version__ = "0.1.0"
+__all__ = ["Engine", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "Engine":
+        from tokenspeed.compose.offline import Engine  # noqa: PLC0415  (keeps torch out of the import)
+
+        return Engine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,289 @@
+"""What one round asks of the executors: the plan (from the scheduler) and the dispatch (gathered).
+
+Both are frozen; arrays in them are int32 or bool, read-only, and never written after they were
+made, so that queueing them hands them over (DP-49, DP-50).
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TypeAlias
+
+import attrs
+import numpy as np
+
+from tokenspeed.plane.messages import BoolArray, Int32Array
+
+FROM_DEVICE = -1
+"""In `ForwardBatch.input_ids`: the token that the slot's latest forward sampled, still on the device."""
+
+
+def _readonly(array: Int32Array) -> Int32Array:
+    array.setflags(write=False)
+    return array
+
+
+def int32(values: object) -> Int32Array:
+    """A read-only int32 array from any sequence of integers."""
+    return _readonly(np.array(values, dtype=np.int32))
+
+
+EMPTY_INT32: Int32Array = int32(())
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ForwardBatch:
+    """Model work of one forward: `n` rows, decode and prefill chunks mixed in any order.
+
+    Attributes:
+        rows: int32 ``[n]``, rows of the request table.
+        slots: int32 ``[n]``, device residences.
+        starts: int32 ``[n]``, position of the first token computed (equals the KV already there).
+        counts: int32 ``[n]``, tokens computed.
+        samples: bool ``[n]``; the logits of the row's last token are sampled. False for all chunks
+            of a prompt but the last.
+        input_ids: int32 ``[sum(counts)]``; :data:`FROM_DEVICE` where the token is not on the host yet.
+    """
+
+    rows: Int32Array
+    slots: Int32Array
+    starts: Int32Array
+    counts: Int32Array
+    samples: BoolArray
+    input_ids: Int32Array
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.input_ids)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class BlockGrants:
+    """Blocks that changed hands: ``table[slots[i], indices[i]] = blocks[i]``, applied before the batch.
+
+    All int32 ``[m]``. The device keeps the block tables by slot; a plan sends changes only.
+    """
+
+    group: int = 0
+    slots: Int32Array = EMPTY_INT32
+    indices: Int32Array = EMPTY_INT32
+    blocks: Int32Array = EMPTY_INT32
+
+
+@attrs.frozen(kw_only=True)
+class WriteBackOp:
+    """Device blocks to the host tier (L2)."""
+
+    op_id: int
+    group: int
+    device_blocks: tuple[int, ...]
+    host_blocks: tuple[int, ...]
+    stream_ordered: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class LoadBackOp:
+    """Host-tier blocks to the device."""
+
+    op_id: int
+    group: int
+    host_blocks: tuple[int, ...]
+    device_blocks: tuple[int, ...]
+
+
+@attrs.frozen(kw_only=True)
+class SnapshotOp:
+    """Tail blocks and slot state of a retraction victim to the snapshot pool."""
+
+    op_id: int
+    slot: int
+    device_blocks: tuple[int, ...]
+    image: int
+
+
+@attrs.frozen(kw_only=True)
+class RestoreOp:
+    """A victim's image back to the device, into its new slot and blocks."""
+
+    op_id: int
+    slot: int
+    device_blocks: tuple[int, ...]
+    host_blocks: tuple[int, ...]
+    image: int
+
+
+class StorageVerb(enum.Enum):
+    QUERY = "query"
+    GET = "get"
+    PUT = "put"
+    CANCEL = "cancel"
+
+
+@attrs.frozen(kw_only=True)
+class StorageOp:
+    """One storage (L3) transaction step; executed by the host-only storage executor."""
+
+    op_id: int
+    verb: StorageVerb
+    keys: tuple[bytes, ...]
+    host_blocks: tuple[int, ...] = ()
+
+
+DeviceCacheOp: TypeAlias = WriteBackOp | LoadBackOp | SnapshotOp | RestoreOp
+CacheOp: TypeAlias = DeviceCacheOp | StorageOp
+
+
+@attrs.frozen(kw_only=True)
+class RemoteStream:
+    """One request's KV on its way to or from another node."""
+
+    row: int
+    rid: str
+    slot: int
+    blocks: tuple[int, ...]
+    room: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class PlanAbort:
+    """A request that the plan build ended by itself; its pages are already free."""
+
+    row: int
+    reason: str
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ExecutionPlan:
+    """One round's plan, its streams kept apart by executor (SP-24).
+
+    Attributes:
+        batch: model work, or None.
+        seated: rows that got a slot in this plan; their sampling state must reach the device with it.
+        grants: block-table changes that `batch` relies on, one entry a cache group that changed.
+        pages_to_copy: (source, destination) device blocks; no acknowledgment.
+        pages_to_zero: blocks whose new owner needs them clean.
+        retired: rows the scheduler no longer holds; the loop frees them.
+        preempted: rows sent back to the waiting queue by this plan.
+    """
+
+    round_id: int
+    batch: ForwardBatch | None = None
+    seated: tuple[int, ...] = ()
+    grants: tuple[BlockGrants, ...] = ()
+    remote_prefill: tuple[RemoteStream, ...] = ()
+    remote_decode: tuple[RemoteStream, ...] = ()
+    cache: tuple[CacheOp, ...] = ()
+    pages_to_copy: tuple[tuple[int, int], ...] = ()
+    pages_to_zero: tuple[int, ...] = ()
+    aborts: tuple[PlanAbort, ...] = ()
+    retired: tuple[int, ...] = ()
+    preempted: tuple[int, ...] = ()
+
+    def device_ops(self) -> tuple[DeviceCacheOp, ...]:
+        return tuple(op for op in self.cache if not isinstance(op, StorageOp))
+
+    def storage_ops(self) -> tuple[StorageOp, ...]:
+        return tuple(op for op in self.cache if isinstance(op, StorageOp))
+
+    def needs_device(self) -> bool:
+        """False exactly when nothing in the plan is for the device (SP-25)."""
+        return bool(
+            self.batch is not None
+            or self.remote_prefill
+            or self.remote_decode
+            or self.pages_to_copy
+            or self.pages_to_zero
+            or any(not isinstance(op, StorageOp) for op in self.cache)
+        )
+
+
+@attrs.frozen(kw_only=True)
+class Sampling:
+    """Resolved sampling of one request: no None left, ready for the device.
+
+    Attributes:
+        top_k: 0 means all.
+        banned_until_min: ids masked while fewer than `min_new_tokens` were generated.
+        seed: 64-bit; a draw depends on (seed, position) only, never on the batch.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    min_new_tokens: int = 0
+    banned_until_min: tuple[int, ...] = ()
+
+    @property
+    def uses_history(self) -> bool:
+        """Whether the sampler must know the request's earlier tokens."""
+        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Seat:
+    """A request takes a device slot: what the device must know of it before its first forward.
+
+    Attributes:
+        prompt_len: tokens of the client's prompt (penalties and `min_new_tokens` count from there).
+        history: int32, all tokens known at seating (prompt, and output after a retraction) if the
+            sampling uses history, else empty.
+    """
+
+    slot: int
+    row: int
+    rid: str
+    sampling: Sampling
+    prompt_len: int
+    history: Int32Array = EMPTY_INT32
+
+
+@attrs.frozen(kw_only=True)
+class LogprobPlan:
+    """Which rows of the batch return log-probabilities (OL-4); indices into the batch's rows.
+
+    Attributes:
+        sampled: (batch index, alternatives) for the row's sampled token.
+        prompt: (batch index, first position, alternatives): log-probabilities of the prompt tokens
+            at positions ``first..`` that this chunk's logits predict.
+    """
+
+    sampled: tuple[tuple[int, int], ...] = ()
+    prompt: tuple[tuple[int, int, int], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.sampled or self.prompt)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class HistorySeed:
+    """Committed tokens for a new owner of a history row: `tokens` land at `first`, ... (HS-10)."""
+
+    slot: int
+    prefix_length: int
+    first: int
+    tokens: Int32Array
+
+
+@attrs.frozen(kw_only=True)
+class GrammarAdvance:
+    """Tokens that a request's matcher must accept before its next mask is filled."""
+
+    slot: int
+    tokens: tuple[int, ...]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Dispatch:
+    """Per-round inputs of a batch, gathered on the control thread (RA-20)."""
+
+    seats: tuple[Seat, ...] = ()
+    logprobs: LogprobPlan = attrs.field(factory=LogprobPlan)
+    histories: tuple[HistorySeed, ...] = ()
+    grammars: tuple[GrammarAdvance, ...] = ()
+    ngram_windows: tuple[HistorySeed, ...] = ()

