@@ -1,0 +1,88 @@
+"""What a checkpoint says of its model's mathematics, in one form for every file format."""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+
+
+class RopeKind(enum.Enum):
+    """How rotary frequencies were changed after pre-training.
+
+    With ``theta ** (-2i / head_dim)`` as the plain frequency of pair i:
+
+    * LINEAR: every frequency divided by `factor`.
+    * LLAMA3: long wavelengths divided by `factor`, short ones kept, a smooth part between
+      (`low_freq_factor`, `high_freq_factor`, `original_max_positions`).
+    * YARN: Peng et al. 2023, arXiv:2309.00071 (`factor`, `beta_fast`, `beta_slow`, `truncate`,
+      `original_max_positions`); cos and sin are multiplied by `attention_factor`.
+    * FACTORS: frequency i divided by ``frequency_factors[i]`` (GGUF's ``rope_freqs.weight``, which
+      is how a GGUF file carries LLAMA3).
+    """
+
+    LINEAR = "linear"
+    LLAMA3 = "llama3"
+    YARN = "yarn"
+    FACTORS = "factors"
+
+
+@attrs.frozen(kw_only=True)
+class RopeScaling:
+    """Parameters of one :class:`RopeKind`; fields its kind does not use keep their default.
+
+    Attributes:
+        attention_factor: multiplies cos and sin; already resolved from the checkpoint's `mscale`
+            settings, 1.0 where the kind has none.
+        truncate: YARN rounds the bounds of its ramp to whole dimensions.
+        frequency_factors: ``head_dim / 2`` divisors, kind FACTORS only.
+    """
+
+    kind: RopeKind
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    original_max_positions: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+    truncate: bool = True
+    frequency_factors: tuple[float, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class ModelConfig:
+    """Shape and constants of a dense decoder-only transformer of the Llama family.
+
+    Attributes:
+        model_type: ``llama``, ``qwen2`` or ``qwen3``.
+        num_kv_heads: divides `num_heads`.
+        head_dim: of q, k and v alike; need not be ``hidden_size / num_heads``.
+        vocab_size: rows of the embedding, which may exceed the tokenizer's ids.
+        max_positions: longest sequence the checkpoint was made for, rope scaling included.
+        tie_embeddings: the output projection is the embedding.
+        attention_bias: q, k and v projections have a bias (the output projection never has).
+        qk_norm: RMS norm over `head_dim` of each q and k head before rotation.
+        sliding_window: always None in this build; checkpoints that use one are refused.
+        torch_dtype: how weights are stored: ``float32``, ``bfloat16``, …, or for GGUF the name of
+            its main ggml type.
+    """
+
+    model_type: str
+    architectures: tuple[str, ...]
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    rms_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None = None
+    max_positions: int
+    tie_embeddings: bool
+    attention_bias: bool
+    qk_norm: bool
+    sliding_window: int | None = None
+    torch_dtype: str
