@@ -251,10 +251,13 @@ class LogprobPlan:
         sampled: (batch index, alternatives) for the row's sampled token.
         prompt: (batch index, first position, alternatives): log-probabilities of the prompt tokens
             at positions ``first..`` that this chunk's logits predict.
+        prompt_targets: for each entry of `prompt`, those prompt tokens. The last one is the first
+            token of the next chunk, which the batch itself does not carry.
     """
 
     sampled: tuple[tuple[int, int], ...] = ()
     prompt: tuple[tuple[int, int, int], ...] = ()
+    prompt_targets: tuple[tuple[int, ...], ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.sampled or self.prompt)

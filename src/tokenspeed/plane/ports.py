@@ -71,7 +71,10 @@ class DataPlane(Protocol):
     """
 
     def execute(self, plan: ExecutionPlan, dispatch: Dispatch) -> Ticket:
-        """Queue one plan's device work and return at once; at most one a round (RA-22)."""
+        """Queue one plan's device work and return at once; at most one a round (RA-22).
+
+        The ticket of a plan without a batch names no forward and is never committed.
+        """
         ...
 
     def commit(self, ticket: Ticket) -> ForwardResult:
@@ -111,7 +114,10 @@ class DataPlane(Protocol):
         ...
 
     def start_profile(self, path: str) -> str:
-        """Record the forward thread from here on; awaited. Returns the file that `stop` will write."""
+        """Record the device's work from here on; awaited. Returns the file that `stop` will write.
+
+        A path that cannot be written is an expected failure: the answer is "", the log has the reason.
+        """
         ...
 
     def stop_profile(self) -> str:
@@ -165,6 +171,10 @@ class Landing(Protocol):
 
     def result(self) -> ForwardResult:
         """Wait for the copy event, then read the host copies. Raises what the device raised."""
+        ...
+
+    def notify(self, wakeup: Wakeup) -> None:
+        """Have the device set `wakeup` once the forward landed; at once if it has."""
         ...
 
 
