@@ -1,0 +1,3 @@
+"""Messages to a prompt, by the model's own Jinja template."""
+
+from __future__ import annotations
