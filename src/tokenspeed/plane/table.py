@@ -60,7 +60,6 @@ class IdentityColumns:
     extra_stops: list[frozenset[int]]
     sampling: list[Sampling]
     salt: list[bytes]
-    deadline_s: Float64Array
 
 
 @attrs.define(eq=False)
@@ -142,13 +141,11 @@ class RequestTable:
         eos_ends: bool = True,
         extra_stops: frozenset[int] = NO_EXTRA_STOPS,
         salt: bytes = b"",
-        deadline_s: float = float("inf"),
     ) -> int:
         """A row for a new request; ingress calls it once the request has passed its checks.
 
         Args:
             tokens: int32 ``[prompt_tokens]``, kept as given (read-only).
-            deadline_s: loop-clock moment after which the request is ended.
         Raises: InvariantBroken: the rid already has a row.
         """
         if rid in self.by_rid:
@@ -171,7 +168,6 @@ class RequestTable:
         identity.has_extra_stops[row] = bool(extra_stops)
         identity.sampling[row] = sampling
         identity.salt[row] = salt
-        identity.deadline_s[row] = deadline_s
         self.next_order += 1
         self.tokens.known[row] = len(tokens)
         self.tokens.loose[row] = tokens
@@ -282,7 +278,6 @@ def request_table(*, slots: int, max_len: int) -> RequestTable:
             extra_stops=[],
             sampling=[],
             salt=[],
-            deadline_s=empty_f64,
         ),
         tokens=TokenColumns(known=_i32(0), loose=[], seated=np.zeros((slots, max_len), dtype=np.int32)),
         schedule=ScheduleColumns(

@@ -1,0 +1,162 @@
+"""The control plane's wiring. Knows specs and ports; imports no torch and no device class.
+
+Replace a part by handing it in: ``ControlContainer(settings=…, specs=…, plane=…, frontend=…,
+kv_sink=mine)``. Callers other than tests use `compose.engine.rank_engine`, which checks names and
+shapes; the container library checks neither.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from dependency_injector import containers, providers
+
+from tokenspeed.collective.solo import SoloMesh
+from tokenspeed.compose.typed import given, one, pick, ref
+from tokenspeed.control.batch_log import BatchLog
+from tokenspeed.control.cache_ops import CacheOps
+from tokenspeed.control.control_ops import ControlOps
+from tokenspeed.control.epd import Epd, NoEncoder
+from tokenspeed.control.eplb import Eplb, NoExperts
+from tokenspeed.control.event_loop import EventLoop
+from tokenspeed.control.gate import DpStep, Gate
+from tokenspeed.control.grammar import GrammarQueue, NoGrammar
+from tokenspeed.control.history import History, NoHistory
+from tokenspeed.control.ingress import Ingress
+from tokenspeed.control.kv_events import KvEvents, NoSink
+from tokenspeed.control.l3 import L3, NoStorage
+from tokenspeed.control.load import Load
+from tokenspeed.control.output import Output
+from tokenspeed.control.pd import NoPeer, Pd
+from tokenspeed.control.pipeline import OneStage, Pipeline
+from tokenspeed.control.relay import Relay
+from tokenspeed.control.request_stats import RequestStats
+from tokenspeed.control.wakeup import MonotonicClock, ThreadWakeup
+from tokenspeed.plane.messages import Int32Array
+from tokenspeed.plane.plan import int32
+from tokenspeed.plane.ports import (
+    Clock,
+    DataPlane,
+    FrontendLink,
+    KvEventSink,
+    Mesh,
+    Meter,
+    Scheduler,
+    SchedulingPolicy,
+    Wakeup,
+)
+from tokenspeed.plane.specs import DeviceSpecs
+from tokenspeed.plane.table import RequestTable, request_table
+from tokenspeed.scheduler.build import build_scheduler
+from tokenspeed.scheduler.config import SchedulerConfig
+from tokenspeed.scheduler.policy import AgedPriority, Fcfs
+from tokenspeed.settings.model import Settings
+from tokenspeed.telemetry.meter import NullMeter
+
+
+def depth_of(settings: Settings) -> int:
+    """`in_flight_depth`: 1 with overlap, else 0 (DO-2; pipelines come with their ranks)."""
+    return 1 if settings.scheduler.overlap else 0
+
+
+def scheduler_config(settings: Settings, specs: DeviceSpecs) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_num_seqs=specs.max_num_seqs,
+        max_batched_tokens=specs.max_batched_tokens,
+        chunk_tokens=min(settings.scheduler.chunk_tokens, specs.max_batched_tokens),
+        page_tokens=specs.page_tokens,
+        num_pages=specs.num_pages,
+        max_model_len=specs.max_model_len,
+        overlap_schedule_depth=depth_of(settings),
+        prefix=settings.cache.prefix,
+    )
+
+
+def table_of(specs: DeviceSpecs) -> RequestTable:
+    return request_table(slots=specs.max_num_seqs, max_len=specs.max_model_len)
+
+
+def eos_of(specs: DeviceSpecs) -> Int32Array:
+    return int32(np.sort(np.array(specs.eos_token_ids, dtype=np.int32)))
+
+
+def ingress_of(settings: Settings, specs: DeviceSpecs, table: RequestTable, grammar: GrammarQueue) -> Ingress:
+    return Ingress(
+        specs=specs, table=table, max_waiting=settings.scheduler.max_waiting, grammar_refusal=grammar.refuses
+    )
+
+
+def control_ops_of(settings: Settings) -> ControlOps:
+    return ControlOps(max_buffered=settings.scheduler.max_waiting)
+
+
+def batch_log_of(settings: Settings) -> BatchLog:
+    return BatchLog(interval_s=settings.log.interval_s)
+
+
+def stats_of(settings: Settings, table: RequestTable, meter: Meter) -> RequestStats:
+    return RequestStats(table=table, meter=meter, lines=settings.log.requests)
+
+
+def policy_name(settings: Settings) -> str:
+    return settings.scheduler.policy.value
+
+
+class ControlContainer(containers.DeclarativeContainer):
+    """Every component of one rank's control plane; `loop` is the root."""
+
+    settings: providers.Provider[Settings] = given(Settings)
+    specs: providers.Provider[DeviceSpecs] = given(DeviceSpecs)
+    plane: providers.Provider[DataPlane] = given(DataPlane)
+    frontend: providers.Provider[FrontendLink] = given(FrontendLink)
+
+    clock: providers.Provider[Clock] = one(MonotonicClock)
+    wakeup: providers.Provider[Wakeup] = one(ThreadWakeup)
+    mesh: providers.Provider[Mesh] = one(SoloMesh)
+    meter: providers.Provider[Meter] = one(NullMeter)
+    kv_sink: providers.Provider[KvEventSink] = one(NoSink)
+    table: providers.Provider[RequestTable] = one(table_of, ref(specs))
+    policy: providers.Provider[SchedulingPolicy] = pick(
+        one(policy_name, ref(settings)), fcfs=ref(one(Fcfs)), priority=ref(one(AgedPriority))
+    )
+    scheduler: providers.Provider[Scheduler] = one(
+        build_scheduler, ref(one(scheduler_config, ref(settings), ref(specs))), ref(table), ref(policy)
+    )
+
+    grammar: providers.Provider[GrammarQueue] = one(NoGrammar)
+    epd: providers.Provider[Epd] = one(NoEncoder)
+    l3: providers.Provider[L3] = one(NoStorage)
+    pd: providers.Provider[Pd] = one(NoPeer)
+    eplb: providers.Provider[Eplb] = one(NoExperts)
+    history: providers.Provider[History] = one(NoHistory)
+    pipeline: providers.Provider[Pipeline] = one(OneStage)
+    request_stats: providers.Provider[RequestStats] = one(stats_of, ref(settings), ref(table), ref(meter))
+
+    loop: providers.Provider[EventLoop] = one(
+        EventLoop,
+        depth=ref(one(depth_of, ref(settings))),
+        table=ref(table),
+        scheduler=ref(scheduler),
+        plane=ref(plane),
+        frontend=ref(frontend),
+        wakeup=ref(wakeup),
+        clock=ref(clock),
+        relay=ref(one(Relay, mesh=ref(mesh))),
+        control_ops=ref(one(control_ops_of, ref(settings))),
+        ingress=ref(one(ingress_of, ref(settings), ref(specs), ref(table), ref(grammar))),
+        grammar=ref(grammar),
+        epd=ref(epd),
+        gate=ref(one(Gate, mesh=ref(mesh))),
+        l3=ref(l3),
+        cache_ops=ref(one(CacheOps, mesh=ref(mesh))),
+        dp_step=ref(one(DpStep, mesh=ref(mesh))),
+        history=ref(history),
+        pipeline=ref(pipeline),
+        output=ref(one(Output, table=ref(table), eos=ref(one(eos_of, ref(specs))))),
+        pd=ref(pd),
+        eplb=ref(eplb),
+        kv_events=ref(one(KvEvents, sink=ref(kv_sink))),
+        load=ref(one(Load)),
+        meter=ref(meter),
+        batch_log=ref(one(batch_log_of, ref(settings))),
+        request_stats=ref(request_stats),
+    )

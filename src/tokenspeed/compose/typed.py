@@ -1,0 +1,35 @@
+"""A typed spelling of dependency-injector's providers, whose own arguments are all `Any`.
+
+With these four, a misspelled keyword, a wrong type, an unmet protocol and a missing argument are
+errors of the type checker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+from dependency_injector import providers
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def given(kind: Any) -> Any:
+    """A value from outside; checked with isinstance when it is first used."""
+    return providers.Dependency(instance_of=kind)
+
+
+def ref(provider: providers.Provider[T]) -> T:
+    """Name another provider as an argument: the checker sees what it gives, the container sees the provider."""
+    return cast("T", provider)
+
+
+def one(make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> providers.Singleton[T]:
+    """One instance for each container; the arguments are checked against `make`."""
+    return providers.Singleton(make, *args, **kwargs)
+
+
+def pick(key: providers.Provider[str], **options: T) -> providers.Provider[T]:
+    """One of several by name; only the chosen one is built."""
+    return providers.Selector(key, **cast("dict[str, providers.Provider[T]]", options))

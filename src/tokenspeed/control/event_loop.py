@@ -1,0 +1,319 @@
+"""One scheduling round, top to bottom, and the thread that runs rounds for ever.
+
+The round is a sequence of component calls and holds no logic of theirs. Every place where scheduler
+state moves is in this file, each with its reason.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import attrs
+
+from tokenspeed.control.batch_log import BatchLog
+from tokenspeed.control.cache_ops import CacheOps
+from tokenspeed.control.control_ops import ControlOps, Routed
+from tokenspeed.control.epd import Epd
+from tokenspeed.control.eplb import Eplb
+from tokenspeed.control.gate import DpStep, Gate
+from tokenspeed.control.grammar import GrammarQueue
+from tokenspeed.control.history import History
+from tokenspeed.control.ingress import Ingress
+from tokenspeed.control.kv_events import KvEvents
+from tokenspeed.control.l3 import L3
+from tokenspeed.control.load import Load
+from tokenspeed.control.output import Output
+from tokenspeed.control.pd import Pd
+from tokenspeed.control.pipeline import Pipeline
+from tokenspeed.control.relay import Relay
+from tokenspeed.control.request_stats import RequestStats
+from tokenspeed.plane.messages import Finish
+from tokenspeed.plane.plan import Dispatch, ExecutionPlan, ForwardBatch
+from tokenspeed.plane.ports import Clock, DataPlane, FrontendLink, Meter, Scheduler, Ticket, Wakeup
+from tokenspeed.plane.results import HeadFacts, Rejected, SchedulerEvent
+from tokenspeed.plane.table import RequestTable
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Flight:
+    """A dispatched forward that is not committed yet."""
+
+    ticket: Ticket
+    batch: ForwardBatch
+
+
+@attrs.define(eq=False)
+class LoopState:
+    """Writer: EventLoop. `in_flight` holds at most depth + 1 forwards; `ended` those of this round."""
+
+    in_flight: deque[Flight] = attrs.field(factory=deque[Flight])
+    ended: list[int] = attrs.field(factory=list[int])
+    stop_asked: bool = False
+    stopped: bool = False
+    funnelled: int = 0
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class EventLoop:
+    """The control thread's work. `request_stop` is safe from any thread; all else is the loop's own."""
+
+    depth: int
+    table: RequestTable
+    scheduler: Scheduler
+    plane: DataPlane
+    frontend: FrontendLink
+    wakeup: Wakeup
+    clock: Clock
+    relay: Relay
+    control_ops: ControlOps
+    ingress: Ingress
+    grammar: GrammarQueue
+    epd: Epd
+    gate: Gate
+    l3: L3
+    cache_ops: CacheOps
+    dp_step: DpStep
+    history: History
+    pipeline: Pipeline
+    output: Output
+    pd: Pd
+    eplb: Eplb
+    kv_events: KvEvents
+    load: Load
+    meter: Meter
+    batch_log: BatchLog
+    request_stats: RequestStats
+    state: LoopState = attrs.field(factory=LoopState)
+
+    def run(self) -> None:
+        """Rounds until a stop; between rounds without progress, sleep until something arrives.
+
+        Raises whatever a round raised: a broken invariant ends the rank (SS-13).
+        """
+        while not self.state.stopped:
+            if not self.round() and not self.state.stopped:
+                self._sleep()
+
+    def request_stop(self) -> None:
+        """End the loop at the end of a round (SS-12)."""
+        self.state.stop_asked = True
+        self.wakeup.set()
+
+    def round(self) -> bool:
+        """One scheduling round. Returns whether it made progress, so that another should follow at once."""
+        now_s = self.clock.now_s()
+
+        # 1. Receive, admit, gate.
+        inbox = self.relay.share(self.frontend.receive(), stop=self.state.stop_asked or self.frontend.gone)
+        routed = self.control_ops.route(inbox.messages, now_s=now_s)
+        intake = self.ingress.admit(
+            routed.requests,
+            holds=self.scheduler.holds,
+            buffers=self.control_ops.buffers,
+            waiting=self._waiting,
+        )
+        self.output.refuse(routed.refusals + intake.refusals)
+        self._submit(self.epd.stage(self.grammar.queue(intake.rows)))
+        self._abort(self.ingress.rows_of(routed.aborts), "the client cancelled the request")
+        self._abort(self._pause_victims(routed, intake.rows), "the engine was paused")
+        self._submit(self.grammar.ready())
+        self._submit(self.epd.ready())
+        flush = self.gate.passes(waiting=self.control_ops.flush_waiting())
+        if flush:
+            self._flush(now_s)
+
+        # 2. Head: completed cache and storage work, before planning, because admissions may wait for it.
+        tick = self.l3.agree(forward=not self.control_ops.frozen)
+        facts = HeadFacts(acks=self.cache_ops.poll(self.plane), tick=tick)
+        if facts:
+            # The scheduler learns what completed and what is permitted; the only head advance.
+            self.scheduler.advance_head(facts)
+
+        # 3. and 4. Plan, dispatch, commit.
+        events: list[SchedulerEvent] = []
+        committed = self._drain_if(self.control_ops.frozen, events)
+        plan, dispatched = self._plan_and_dispatch(events, now_s)
+        self.eplb.note(forwarded=dispatched)
+        if dispatched:
+            self.plane.note_forwarded()
+        committed += self._commit_down_to(self.depth if dispatched else 0, events)
+        events.extend(self.pd.poll())
+
+        # 5. Tail.
+        if events:
+            # Results and transfers of this round are in before another round plans; the only tail advance.
+            self.scheduler.advance(events)
+        # One drain a round, behind the last mutation of the scheduler.
+        self.kv_events.publish(self.scheduler.drain_kv_events())
+        self._release_ended(now_s)
+        self._send(now_s)
+        self.control_ops.resolve(drained=self._drained)
+        for reply in self.control_ops.take_replies():
+            self.frontend.reply(reply)
+        self.state.stopped = inbox.stop
+        return dispatched or committed > 0 or _moved(plan)
+
+    # ---- steps of the round -------------------------------------------------------------------
+
+    def _submit(self, rows: tuple[int, ...]) -> None:
+        """The one funnel to the scheduler (IS-5): ordinary admission, ready grammars, landed embeddings."""
+        if not rows:
+            return
+        self.state.funnelled += len(rows)
+        self.request_stats.submitted(rows, now_s=self.clock.now_s())
+        # New work enters; the batch is taken whole or not at all.
+        outcome = self.scheduler.submit(rows)
+        if isinstance(outcome, Rejected):
+            self.output.reject(rows, outcome.message)
+            for row in rows:
+                self.table.free(row)
+        else:
+            self.pd.started(rows)
+
+    def _abort(self, rows: tuple[int, ...], why: str) -> None:
+        """End requests before their time: the client is told now, pages return when forwards landed."""
+        if rows:
+            self.state.ended.extend(self.output.end(rows, Finish.ABORT, message=why))
+            # The scheduler stops planning them; it retires each once nothing of it is in flight.
+            self.scheduler.abort(rows)
+
+    def _pause_victims(self, routed: Routed, admitted: tuple[int, ...]) -> tuple[int, ...]:
+        """Every live request ahead of an abort pause of this round, in order of admission."""
+        if routed.abort_ahead < 0:
+            return ()
+        behind = {self.table.row_of(request.rid) for request in routed.requests[routed.abort_ahead :]}
+        rows = (row for row in self.table.by_rid.values() if row not in behind)
+        return tuple(row for row in rows if self.table.output.owned[row])
+
+    def _flush(self, now_s: float) -> None:
+        # A flush passed the gate: the prefix cache is forgotten, unless requests still hold pages.
+        cleared = self.scheduler.clear_cache()
+        if cleared:
+            self.plane.flush_cache()
+        self.control_ops.flush_tried(cleared=cleared, now_s=now_s)
+
+    def _plan_and_dispatch(self, events: list[SchedulerEvent], now_s: float) -> tuple[ExecutionPlan, bool]:
+        """Plan a round and queue its device work. Returns the plan and whether a forward went out.
+
+        Every reason for a dispatch to wait for an uncommitted forward belongs here (DO-10, ER-4).
+        """
+        # Planning admits, retracts, evicts and drops ended requests; the plan lists what it did.
+        plan = self.scheduler.next_execution_plan()
+        self.cache_ops.note(plan)
+        self._finish_planned_ends(plan)
+        self._record(plan, now_s)
+        batch = plan.batch
+        if self.dp_step.idle_forward_due(tokens=0 if batch is None else batch.num_tokens):
+            self.plane.idle_forward()
+        if batch is not None and self.grammar.needs_commit_first(batch):
+            self._commit_down_to(0, events)
+        self.l3.submit(plan.storage_ops())
+        if not plan.needs_device():
+            return plan, False
+        ticket = self.plane.execute(plan, self._gather(plan))
+        if batch is None:
+            return plan, False
+        self.state.in_flight.append(Flight(ticket=ticket, batch=batch))
+        self.request_stats.seated(plan.seated, now_s=now_s)
+        return plan, True
+
+    def _gather(self, plan: ExecutionPlan) -> Dispatch:
+        """Per-round inputs of the batch (RA-20)."""
+        batch = plan.batch
+        if batch is None:
+            return Dispatch()
+        return Dispatch(
+            seats=self.ingress.seats(plan.seated),
+            logprobs=self.output.logprob_plan(batch),
+            histories=self.history.seeds(plan),
+            grammars=self.grammar.advances(batch),
+        )
+
+    def _finish_planned_ends(self, plan: ExecutionPlan) -> None:
+        """Tell clients of capacity aborts, and free the rows that the scheduler let go."""
+        for abort in plan.aborts:
+            self.state.ended.extend(self.output.end((abort.row,), Finish.ABORT, status=503, message=abort.reason))
+        self.request_stats.preempted(plan.preempted)
+        for row in plan.retired:
+            self.table.free(row)
+
+    def _drain_if(self, wanted: bool, events: list[SchedulerEvent]) -> int:
+        """A frozen round first commits everything dispatched (RA-16)."""
+        return self._commit_down_to(0, events) if wanted else 0
+
+    def _commit_down_to(self, depth: int, events: list[SchedulerEvent]) -> int:
+        """Commit the oldest forwards until at most `depth` are in flight; returns how many."""
+        count = 0
+        while len(self.state.in_flight) > depth:
+            flight = self.state.in_flight.popleft()
+            result = self.pipeline.adopt_last_stage(self.plane.commit(flight.ticket))
+            landed = self.output.commit(flight.batch, result)
+            self.state.ended.extend(landed.finished)
+            events.append(landed)
+            self.request_stats.committed(flight.batch, now_s=self.clock.now_s())
+            self.meter.committed(
+                decode_tokens=int((flight.batch.counts == 1).sum()),
+                jit_compiles=result.jit_compiles,
+                jit_seconds=result.jit_seconds,
+            )
+            count += 1
+        return count
+
+    def _release_ended(self, now_s: float) -> None:
+        """Give back device resources of ended requests, behind the forwards that read them (OL-14)."""
+        if self.state.ended:
+            rows = tuple(self.state.ended)
+            self.state.ended.clear()
+            self.request_stats.ended(rows, now_s=now_s)
+            self.plane.release(rows, tuple(self.table.schedule.slot[list(rows)].tolist()))
+
+    def _send(self, now_s: float) -> None:
+        """The round's one message: outputs, and the load of the round's end (OL-12, FW-25)."""
+        report = self.load.snapshot(self.scheduler, self.scheduler.sizes(), now_s=now_s)
+        due = self.load.due(report, with_output=self.output.has_output, now_s=now_s)
+        message = self.output.take(due)
+        if message is not None:
+            self.frontend.send(message)
+
+    def _record(self, plan: ExecutionPlan, now_s: float) -> None:
+        """One record a round, on the state before dispatch (KM-4)."""
+        if plan.batch is None:
+            return
+        sizes = self.scheduler.sizes()
+        report = self.load.snapshot(self.scheduler, sizes, now_s=now_s)
+        decodes = int((plan.batch.counts == 1).sum())
+        tokens = plan.batch.num_tokens
+        self.meter.round(sizes=sizes, load=report, tokens=tokens, prompt_tokens=tokens - decodes)
+        self.batch_log.record(plan, report, now_s=now_s)
+
+    # ---- questions ----------------------------------------------------------------------------
+
+    def _waiting(self) -> int:
+        return self.scheduler.sizes().waiting
+
+    @property
+    def _drained(self) -> bool:
+        return self.control_ops.busy and not self.state.in_flight and self.scheduler.sizes().held == 0
+
+    def _sleep(self) -> None:
+        """Block until something arrives; quiet seconds pass with a heartbeat and without a round (FW-29)."""
+        while True:
+            now_s = self.clock.now_s()
+            timers = [self.load.next_heartbeat_s()]
+            if (timer := self.control_ops.next_timer_s()) is not None:
+                timers.append(timer)
+            if self.wakeup.wait(max(0.0, min(timers) - now_s)):
+                return
+            now_s = self.clock.now_s()
+            beat = self.load.heartbeat(now_s=now_s)
+            if beat is not None:
+                message = self.output.take(beat)
+                if message is not None:
+                    self.frontend.send(message)
+            if timer is not None and now_s >= timer:
+                return
+
+
+def _moved(plan: ExecutionPlan) -> bool:
+    """Whether planning itself changed something that the next round can build on."""
+    return bool(plan.retired or plan.aborts or plan.preempted)
