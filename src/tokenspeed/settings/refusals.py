@@ -1,0 +1,63 @@
+"""Values that are well-formed but that this build cannot act on, in one table.
+
+A key stays in the tree before its feature is built, so that files do not change when it is; setting
+it is refused by name rather than ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import attrs
+
+from tokenspeed.errors import SettingsError
+from tokenspeed.settings.keys import Path, dotted
+from tokenspeed.settings.model import Backend, Settings, Transport
+
+
+@attrs.frozen(kw_only=True)
+class Refusal:
+    """`path` is the key to blame; `applies` looks at the whole tree, since some keys exclude each other."""
+
+    path: tuple[str, ...]
+    applies: Callable[[Settings], bool]
+    reason: str
+
+
+def _refuse(key: str, applies: Callable[[Settings], bool], reason: str) -> Refusal:
+    return Refusal(path=tuple(key.split(".")), applies=applies, reason=reason)
+
+
+REFUSALS: tuple[Refusal, ...] = (
+    _refuse("parallel.tensor", lambda s: s.parallel.tensor > 1, "this build serves one rank; leave it at 1"),
+    _refuse("parallel.pipeline", lambda s: s.parallel.pipeline > 1, "this build serves one rank; leave it at 1"),
+    _refuse("parallel.data", lambda s: s.parallel.data > 1, "this build serves one rank; leave it at 1"),
+    _refuse("device.backend", lambda s: s.device.backend is Backend.CUDA, "this build has no CUDA backend; use cpu"),
+    _refuse(
+        "device.backend",
+        lambda s: s.device.backend is Backend.SIMULATED,
+        "this build has no simulated backend; use cpu",
+    ),
+    _refuse(
+        "wire.handshake",
+        lambda s: s.wire.handshake is not None and s.wire.transport is Transport.MEMORY,
+        "a foreign frontend needs wire.transport zmq",
+    ),
+)
+
+
+def refused(settings: Settings) -> Iterator[tuple[Path, str]]:
+    """(path, reason) of every value that this build cannot act on."""
+    for refusal in REFUSALS:
+        if refusal.applies(settings):
+            yield refusal.path, refusal.reason
+
+
+def refuse(settings: Settings) -> None:
+    """For settings that were not loaded but built in Python.
+
+    Raises: SettingsError: every refused key, one a line.
+    """
+    lines = [f"settings: {dotted(path)}: {reason}" for path, reason in refused(settings)]
+    if lines:
+        raise SettingsError("\n".join(lines))
