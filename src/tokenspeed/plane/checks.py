@@ -187,6 +187,13 @@ def prompt_faults(
                 f"at most {max_model_len - 1} tokens, since prompt and output together have {max_model_len}",
             ),
         )
+    return token_faults(field, ids, vocab_size=vocab_size)
+
+
+def token_faults(
+    field: str, ids: npt.NDArray[np.int32] | tuple[int, ...] | list[int], *, vocab_size: int
+) -> tuple[Fault, ...]:
+    """The first of `ids` that is no token id of this vocabulary, if any."""
     try:
         array = np.asarray(ids)
         if array.ndim == 1 and array.dtype.kind in "iu":  # ints beyond 64 bits make an object array

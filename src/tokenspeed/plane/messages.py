@@ -245,6 +245,7 @@ class EngineInfo:
         num_blocks, block_size: KV pool in LCM parents, tokens of one.
         max_waiting: requests the engine queues before it answers 429.
         max_logprobs: alternatives a request may ask for.
+        kv_capacity_tokens: tokens the whole KV pool holds in this layout; 0: not told.
     """
 
     model: str
@@ -265,4 +266,5 @@ class EngineInfo:
     architectures: tuple[str, ...] = ()
     model_type: str = ""
     instance_id: str = ""
+    kv_capacity_tokens: int = 0
     defaults: SamplingParams = attrs.field(factory=SamplingParams)

@@ -178,6 +178,11 @@ class ServerSettings:
     shutdown_timeout_s: float = attrs.field(
         default=10.0, validator=v.ge(0.0), metadata={"help": "how long running requests may finish after SIGTERM"}
     )
+    stall_timeout_s: float = attrs.field(
+        default=60.0,
+        validator=v.gt(0.0),
+        metadata={"help": "requests pending and nothing from the engine for this long: /health answers 503"},
+    )
     max_choices: int = attrs.field(default=16, validator=v.ge(1), metadata={"help": "largest n of a request"})
 
 
