@@ -1,0 +1,215 @@
+"""Writers of the metrics: one for rounds, one for loads, one for requests, one for HTTP.
+
+Each holds its labelled children, so that recording is a few locked additions and no look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import attrs
+from prometheus_client import Counter, Gauge, Histogram
+
+from tokenspeed.plane.messages import EngineInfo, LoadReport
+from tokenspeed.plane.results import Sizes
+from tokenspeed.telemetry.registry import MetricRegistry
+
+FINISH_REASONS = ("stop", "length", "abort", "error")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class NullMeter:
+    """A `Meter` for an engine that exports nothing."""
+
+    def round(self, *, sizes: Sizes, load: LoadReport, tokens: int, prompt_tokens: int) -> None:
+        pass
+
+    def committed(self, *, decode_tokens: int, jit_compiles: int, jit_seconds: float) -> None:
+        pass
+
+    def queued(self, seconds: float) -> None:
+        pass
+
+    def preempted(self, count: int) -> None:
+        pass
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PrometheusMeter:
+    """The `Meter` of a rank: iteration records of the control thread (KM-4, KM-7, KM-10..14)."""
+
+    iteration_tokens: Histogram
+    prompt_tokens: Counter
+    decode_tokens: Counter
+    queue_time: Histogram
+    preemptions: Counter
+    jit_compiles: Counter
+    jit_seconds: Counter
+
+    def round(self, *, sizes: Sizes, load: LoadReport, tokens: int, prompt_tokens: int) -> None:
+        """Record one round; a round without a forward has no tokens and is no iteration."""
+        del sizes, load  # gauges are written from the load reports, on whichever side serves them
+        if tokens:
+            self.iteration_tokens.observe(tokens)
+        if prompt_tokens:
+            self.prompt_tokens.inc(prompt_tokens)
+
+    def committed(self, *, decode_tokens: int, jit_compiles: int, jit_seconds: float) -> None:
+        if decode_tokens:
+            self.decode_tokens.inc(decode_tokens)
+        if jit_compiles:
+            self.jit_compiles.inc(jit_compiles)
+            self.jit_seconds.inc(jit_seconds)
+
+    def queued(self, seconds: float) -> None:
+        self.queue_time.observe(seconds)
+
+    def preempted(self, count: int) -> None:
+        if count:
+            self.preemptions.inc(count)
+
+
+def prometheus_meter(registry: MetricRegistry) -> PrometheusMeter:
+    return PrometheusMeter(
+        iteration_tokens=registry.histogram("iteration_tokens_total"),
+        prompt_tokens=registry.counter("iteration_prompt_tokens_total"),
+        decode_tokens=registry.counter("decode_tokens_total"),
+        queue_time=registry.histogram("request_queue_time_seconds"),
+        preemptions=registry.counter("num_preemptions_total"),
+        jit_compiles=registry.counter("jit_serving_compiles_total"),
+        jit_seconds=registry.counter("jit_serving_compile_seconds_total"),
+    )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class LoadGauges:
+    """Gauges of one engine, written from its load reports (KM-15..18).
+
+    Attributes:
+        token_capacity: tokens the whole pool can hold, 0 if not told; pages are counted in parents of
+            the pool and scaled by it, since a parent is not a fixed number of tokens in every layout.
+    """
+
+    token_capacity: int
+    running: Gauge
+    waiting: Gauge
+    usage: Gauge
+    active: Gauge
+    cached: Gauge
+    empty: Gauge
+    used_tokens: Gauge
+    free_tokens: Gauge
+
+    def show(self, load: LoadReport) -> None:
+        self.running.set(load.running)
+        self.waiting.set(load.waiting)
+        total = load.total_blocks
+        if not total:  # no snapshot of the pool
+            return
+        self.usage.set(load.active_blocks / total)
+        self.active.set(load.active_blocks)
+        self.cached.set(load.resident_blocks - load.active_blocks)
+        self.empty.set(total - load.resident_blocks)
+        self.used_tokens.set(load.resident_blocks * self.token_capacity // total)
+        self.free_tokens.set((total - load.active_blocks) * self.token_capacity // total)
+
+
+def load_gauges(registry: MetricRegistry, info: EngineInfo) -> LoadGauges:
+    """The gauges of the engine that registered as `info`; also publishes its pool's geometry."""
+    registry.gauge("cache_config_info", block_size=str(info.block_size), num_blocks=str(info.num_blocks)).set(1)
+    engine = str(info.engine_index)
+    return LoadGauges(
+        token_capacity=info.kv_capacity_tokens,
+        running=registry.gauge("num_requests_running", engine=engine),
+        waiting=registry.gauge("num_requests_waiting", engine=engine),
+        usage=registry.gauge("kv_cache_usage_perc", engine=engine),
+        active=registry.gauge("kv_pages_active", engine=engine),
+        cached=registry.gauge("kv_pages_cached", engine=engine),
+        empty=registry.gauge("kv_pages_empty", engine=engine),
+        used_tokens=registry.gauge("kv_used_tokens", engine=engine),
+        free_tokens=registry.gauge("kv_free_tokens", engine=engine),
+    )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PrometheusRequestMeter:
+    """What the frontend records of requests.
+
+    One rule for several choices: what is about a prompt or about waiting (prompt tokens, cache
+    look-ups, first token, whole latency, parameters) counts once a request; what is about generated
+    tokens (their number and spacing, the reason of the end) counts once a choice.
+    """
+
+    prompt_tokens: Counter
+    generation_tokens: Counter
+    success: Mapping[str, Counter]
+    cache_queries: Counter
+    cache_hits: Counter
+    ttft: Histogram
+    between: Histogram
+    e2e: Histogram
+    request_prompt_tokens: Histogram
+    request_generation_tokens: Histogram
+    params_n: Histogram
+    params_max_tokens: Histogram
+    live: Gauge
+
+    def admitted(self, *, choices: int, max_tokens: int | None) -> None:
+        self.live.inc(choices)
+        self.params_n.observe(choices)
+        if max_tokens is not None:
+            self.params_max_tokens.observe(max_tokens)
+
+    def first_token(self, *, seconds: float, prompt_tokens: int, cached_tokens: int) -> None:
+        self.ttft.observe(seconds)
+        self.prompt_tokens.inc(prompt_tokens)
+        self.request_prompt_tokens.observe(prompt_tokens)
+        self.cache_queries.inc(prompt_tokens)
+        self.cache_hits.inc(cached_tokens)
+
+    def tokens(self, *, count: int, gap_s: float | None) -> None:
+        """`count` new tokens of a choice; `gap_s` since its previous ones, None for the first."""
+        self.generation_tokens.inc(count)
+        if gap_s is not None:
+            for _ in range(count):
+                self.between.observe(gap_s / count)
+
+    def choice_ended(self, *, reason: str, tokens: int) -> None:
+        self.live.dec()
+        self.success[reason].inc()
+        if tokens:
+            self.request_generation_tokens.observe(tokens)
+
+    def request_ended(self, *, seconds: float) -> None:
+        self.e2e.observe(seconds)
+
+
+def prometheus_request_meter(registry: MetricRegistry) -> PrometheusRequestMeter:
+    reasons = {reason: registry.counter("request_success_total", finished_reason=reason) for reason in FINISH_REASONS}
+    return PrometheusRequestMeter(
+        prompt_tokens=registry.counter("prompt_tokens_total"),
+        generation_tokens=registry.counter("generation_tokens_total"),
+        success=MappingProxyType(reasons),
+        cache_queries=registry.counter("prefix_cache_queries_total"),
+        cache_hits=registry.counter("prefix_cache_hits_total"),
+        ttft=registry.histogram("time_to_first_token_seconds"),
+        between=registry.histogram("inter_token_latency_seconds"),
+        e2e=registry.histogram("e2e_request_latency_seconds"),
+        request_prompt_tokens=registry.histogram("request_prompt_tokens"),
+        request_generation_tokens=registry.histogram("request_generation_tokens"),
+        params_n=registry.histogram("request_params_n"),
+        params_max_tokens=registry.histogram("request_params_max_tokens"),
+        live=registry.gauge("frontend_live_sequences"),
+    )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PrometheusHttpMeter:
+    """Counts answered HTTP requests. Label values come from our route table, so they are bounded."""
+
+    registry: MetricRegistry
+
+    def answered(self, *, handler: str, method: str, status: int, seconds: float) -> None:
+        self.registry.counter("http_requests_total", handler=handler, method=method, status=str(status)).inc()
+        self.registry.histogram("http_request_duration_seconds", handler=handler, method=method).observe(seconds)
