@@ -1,0 +1,1 @@
+"""What a device offers the executors: streams, events, buffers, copies to and from the host."""

@@ -1,0 +1,1 @@
+"""Turn plans into device work; one module a kind of runtime."""
