@@ -1,0 +1,68 @@
+"""What all tests share: the contract marker and its report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from contract_report import statements  # noqa: E402  (the path is set above)
+
+
+class ContractReport:
+    """Collects which statements the tests of this run name, and which of these tests passed."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.named: dict[str, list[str]] = {}
+        self.outcome: dict[str, bool] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        idents = dict(report.user_properties).get("contract", ())
+        for ident in idents:
+            tests = self.named.setdefault(str(ident), [])
+            if report.nodeid not in tests:
+                tests.append(report.nodeid)
+        if report.when == "call":
+            self.outcome[report.nodeid] = report.passed
+        elif report.failed:
+            self.outcome[report.nodeid] = False
+
+    def pytest_sessionfinish(self) -> None:
+        if self.path is None:
+            return
+        passed = {
+            ident: tests
+            for ident, tests in sorted(self.named.items())
+            if any(self.outcome.get(test, False) for test in tests)
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps({"passed": passed, "named": self.named}, indent=1) + "\n", encoding="utf-8")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--contract-report", type=Path, default=None, metavar="FILE", help="write which contract statements passed here"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # under xdist the controller collects
+        config.pluginmanager.register(ContractReport(config.getoption("--contract-report")), "contract-report")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    known = {statement.ident for statement in statements()}
+    wrong = []
+    for item in items:
+        idents = tuple(str(ident) for marker in item.iter_markers("contract") for ident in marker.args)
+        wrong += [f"{item.nodeid}: {ident}" for ident in idents if ident not in known]
+        if idents:
+            item.user_properties.append(("contract", idents))
+    if wrong:
+        raise pytest.UsageError("contract marker with an id that docs/contract does not have:\n  " + "\n  ".join(wrong))
