@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -11,7 +12,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from contract_report import statements  # noqa: E402  (the path is set above)
+for switch in ("TOKENSPEED_DATA_PLANE_SYNC_DEBUG", "TOKENSPEED_JIT_COMPILE_CHECK"):
+    os.environ.setdefault(switch, "error")  # a stall or a late compilation fails the test that causes it (ER-8)
+
+from contract_report import statements  # noqa: E402 - the path is set above
 
 
 class ContractReport:
