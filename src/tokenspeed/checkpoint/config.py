@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import enum
+import math
+from types import MappingProxyType
 
 import attrs
+
+ARCHITECTURES = MappingProxyType(
+    {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+)
+"""The families this build serves: model type (also the GGUF architecture) to class name."""
 
 
 class RopeKind(enum.Enum):
@@ -86,3 +93,8 @@ class ModelConfig:
     qk_norm: bool
     sliding_window: int | None = None
     torch_dtype: str
+
+
+def yarn_mscale(factor: float, weight: float = 1.0) -> float:
+    """How much YARN enlarges cos and sin (arXiv:2309.00071, section 3.4)."""
+    return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0

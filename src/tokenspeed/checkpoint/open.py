@@ -3,49 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import assert_never
 
 import attrs
 
-from tokenspeed.checkpoint.config import ModelConfig
-from tokenspeed.checkpoint.gguf_header import GgufFile
-from tokenspeed.checkpoint.sources import CheckpointKind, ResolvedModel
-from tokenspeed.checkpoint.tokenizer_data import TokenizerData
+from tokenspeed.checkpoint.checkpoint import Checkpoint
+from tokenspeed.checkpoint.open_gguf import open_gguf_checkpoint
+from tokenspeed.checkpoint.open_hf import open_hf_checkpoint
+from tokenspeed.checkpoint.random_models import open_random_checkpoint
+from tokenspeed.checkpoint.resolved import CheckpointKind, ResolvedModel
+from tokenspeed.errors import ModelError
 from tokenspeed.plane.messages import SamplingParams
 
-
-@attrs.frozen(kw_only=True, eq=False)
-class Checkpoint:
-    """A checkpoint that was opened and checked; its weights were not read.
-
-    Attributes:
-        path: the .gguf file, or the folder; None for RANDOM.
-        name: what the model calls itself; `served_name` is what clients call it.
-        weight_files: safetensors files in the order of the index, or the GGUF file; () for RANDOM.
-        generation: sampling defaults; every field None or 0 where the checkpoint says nothing.
-        eos_token_ids: all ids that end a sequence, the checkpoint's first choice first.
-        add_bos: a text prompt starts with `bos_token_id`.
-        tokenizer_vocab_size: ids below this have a text; may differ from ``config.vocab_size``.
-        chat_template: Jinja source, or None.
-        tokenizer: what a tokenizer is built from.
-        gguf: metadata and tensor index, kind GGUF only.
-        seed: kind RANDOM only: weights are drawn from it.
-    """
-
-    kind: CheckpointKind
-    path: Path | None
-    name: str
-    served_name: str
-    config: ModelConfig
-    weight_files: tuple[Path, ...]
-    generation: SamplingParams
-    eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
-    add_bos: bool
-    tokenizer_vocab_size: int
-    chat_template: str | None
-    tokenizer: TokenizerData
-    gguf: GgufFile | None = None
-    seed: int = 0
+__all__ = ["Checkpoint", "CheckpointKind", "open_checkpoint"]
 
 
 def open_checkpoint(resolved: ResolvedModel) -> Checkpoint:
@@ -54,4 +24,34 @@ def open_checkpoint(resolved: ResolvedModel) -> Checkpoint:
     Raises: ModelError: a file is missing or damaged, or the model is of a kind this build cannot
         serve; the text names the file and the key.
     """
-    raise NotImplementedError
+    checkpoint = _opened(resolved)
+    if not resolved.generation_defaults:
+        checkpoint = attrs.evolve(checkpoint, generation=SamplingParams())
+    if resolved.chat_template_file is not None:
+        checkpoint = attrs.evolve(checkpoint, chat_template=_template(resolved.chat_template_file))
+    return checkpoint
+
+
+def _opened(resolved: ResolvedModel) -> Checkpoint:
+    match resolved.kind:
+        case CheckpointKind.GGUF:
+            return open_gguf_checkpoint(_path(resolved), name=resolved.name, served_name=resolved.served_name)
+        case CheckpointKind.SAFETENSORS:
+            return open_hf_checkpoint(_path(resolved), name=resolved.name, served_name=resolved.served_name)
+        case CheckpointKind.RANDOM:
+            return open_random_checkpoint(resolved.name, served_name=resolved.served_name)
+        case other:
+            assert_never(other)
+
+
+def _path(resolved: ResolvedModel) -> Path:
+    if resolved.path is None:
+        raise ModelError(f"model {resolved.origin}: a {resolved.kind.value} checkpoint needs a path, none was resolved")
+    return resolved.path
+
+
+def _template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        raise ModelError(f"model.chat_template: {path} cannot be read as text: {fault}") from fault

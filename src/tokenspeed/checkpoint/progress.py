@@ -19,5 +19,5 @@ class Progress(Protocol):
 class NoProgress:
     """Nobody watches."""
 
-    def step(self, what: str, done: int, total: int) -> None:  # noqa: ARG002 - null component
+    def step(self, what: str, done: int, total: int) -> None:
         return None

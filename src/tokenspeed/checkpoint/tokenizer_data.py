@@ -9,6 +9,12 @@ import attrs
 
 from tokenspeed.checkpoint.gguf_header import GgufFile
 
+GGUF_CONTROL, GGUF_USER_DEFINED, GGUF_UNUSED, GGUF_BYTE = 3, 4, 5, 6
+"""Values of ``tokenizer.ggml.token_type`` that differ from a plain token."""
+
+BOS_BY_DEFAULT = frozenset({"llama3", "llama-v3", "llama-bpe"})
+"""Byte-pair pre-tokenizers whose files mean a BOS where ``add_bos_token`` is missing."""
+
 
 @attrs.frozen(kw_only=True)
 class TokenizerJson:
