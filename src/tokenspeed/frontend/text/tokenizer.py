@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol, assert_never
+
+import attrs
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tokenspeed.checkpoint.open import Checkpoint
+from tokenspeed.checkpoint.tokenizer_data import TokenizerBytes, TokenizerGguf, TokenizerJson
+from tokenspeed.errors import RequestError
+from tokenspeed.frontend.text.pieces import BYTE_SIGNS, ByteLevelPieces
+from tokenspeed.frontend.text.tokenizer_gguf import tokenizer_from_gguf
+from tokenspeed.frontend.text.tokenizer_json import BuiltTokenizer, tokenizer_from_json
 
 
 class TextTokenizer(Protocol):
@@ -36,6 +45,7 @@ class TextTokenizer(Protocol):
 
         Args:
             add_special_tokens: put the model's BOS in front, unless `text` starts with it already.
+                An end token is never added: a prompt is there to be continued.
         Raises: RequestError: `text` is not valid Unicode.
         """
         ...
@@ -55,9 +65,88 @@ class TextTokenizer(Protocol):
         ...
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class LibraryTokenizer:
+    """A tokenizer of the `tokenizers` library that decodes by bytes.
+
+    Attributes:
+        added: tokens beside the model's own, by id; True: special.
+        prefix_ids: what a text prompt starts with.
+    """
+
+    built: BuiltTokenizer
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    added: Mapping[int, bool]
+    prefix_ids: tuple[int, ...]
+
+    @property
+    def strips_leading_space(self) -> bool:
+        return self.built.strips_leading_space
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        try:
+            ids: list[int] = self.built.library.encode(text, add_special_tokens=False).ids
+        except UnicodeEncodeError as fault:
+            raise RequestError(
+                f"the text has half a surrogate pair ({text[fault.start]!a}) at character {fault.start};"
+                " valid Unicode is needed"
+            ) from fault
+        prefix = list(self.prefix_ids)
+        if add_special_tokens and ids[: len(prefix)] != prefix:
+            return prefix + ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        skipped = self.is_special if skip_special_tokens else _never
+        text = b"".join(self.token_bytes(one) for one in ids if not skipped(one)).decode("utf-8", "replace")
+        return text[1:] if self.strips_leading_space and text.startswith(" ") else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        piece = self.built.library.id_to_token(token_id) if token_id >= 0 else None
+        return b"" if piece is None else self.built.pieces.to_bytes(piece, added=token_id in self.added)
+
+    def is_special(self, token_id: int) -> bool:
+        return self.added.get(token_id, False)
+
+    def id_of(self, token: str) -> int | None:
+        return self.built.library.token_to_id(token)
+
+
+def _never(_: int) -> bool:
+    return False
+
+
 def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
     """Build the tokenizer of `checkpoint`.
 
     Raises: ModelError: damaged data, or a kind of tokenizer this build does not know.
     """
-    raise NotImplementedError
+    match checkpoint.tokenizer:
+        case TokenizerJson(path=path):
+            built = tokenizer_from_json(path)
+        case TokenizerGguf(gguf=gguf):
+            built = tokenizer_from_gguf(gguf)
+        case TokenizerBytes(specials=specials):
+            built = tokenizer_of_bytes(specials)
+        case other:
+            assert_never(other)
+    added = {number: token.special for number, token in built.library.get_added_tokens_decoder().items()}
+    return LibraryTokenizer(
+        built=built,
+        vocab_size=checkpoint.tokenizer_vocab_size,
+        eos_token_ids=checkpoint.eos_token_ids,
+        bos_token_id=checkpoint.bos_token_id,
+        added=MappingProxyType(added),
+        prefix_ids=checkpoint.tokenizer.prefix_ids,
+    )
+
+
+def tokenizer_of_bytes(specials: Sequence[str]) -> BuiltTokenizer:
+    """Ids 0..255 are bytes; `specials` follow."""
+    library = Tokenizer(models.BPE({sign: byte for byte, sign in BYTE_SIGNS.items()}, []))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.decoder = decoders.ByteLevel()
+    library.add_tokens([AddedToken(text, special=True, normalized=False) for text in specials])
+    return BuiltTokenizer(library=library, pieces=ByteLevelPieces(), strips_leading_space=False)
