@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenspeed.settings.load import load
+from tokenspeed.settings.load import load_settings
 from tokenspeed.settings.model import Settings, Transport
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -28,18 +28,18 @@ def test_the_deployment_kinds_are_there() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_config_resolves_and_says_what_it_is_for(path: Path) -> None:
-    settings = load(path)
+    settings = load_settings(path)
     assert settings != Settings(), "a file that changes nothing"
     assert path.read_text().startswith("# ")
 
 
 def test_the_quickstart_listens_on_this_machine_only() -> None:
-    settings = load(CONFIGS / "quickstart.yaml")
+    settings = load_settings(CONFIGS / "quickstart.yaml")
     assert settings.server.host == "127.0.0.1"
     assert settings.model.source == Settings().model.source
 
 
 def test_the_headless_engine_dials_a_handshake_over_zeromq() -> None:
-    wire = load(CONFIGS / "headless.yaml").wire
+    wire = load_settings(CONFIGS / "headless.yaml").wire
     assert wire.transport is Transport.ZMQ
     assert wire.handshake is not None

@@ -10,7 +10,7 @@ from attrs import validators as v
 
 from tokenspeed.errors import SettingsError
 from tokenspeed.settings.layers import Source, from_assignments, from_environment, parse_assignment
-from tokenspeed.settings.load import load, load_text, origins, read_file, resolve
+from tokenspeed.settings.load import load_settings, load_text, origins, read_file, resolve
 from tokenspeed.settings.model import Policy, Settings
 from tokenspeed.settings.structure import structure
 from tokenspeed.settings.yaml_text import from_yaml
@@ -221,19 +221,19 @@ def test_a_secret_is_shown_neither_in_origins_nor_in_faults() -> None:
 def test_files_that_cannot_be_read_are_faults_with_a_name(tmp_path: Path) -> None:
     missing = tmp_path / "none.yaml"
     with pytest.raises(SettingsError, match=r"none.yaml: settings: cannot be read: No such file"):
-        load(missing)
+        load_settings(missing)
     with pytest.raises(SettingsError, match=r"cannot be read: Is a directory"):
-        load(tmp_path)
+        load_settings(tmp_path)
     latin = tmp_path / "latin.yaml"
     latin.write_bytes(b"model:\n  served_name: caf\xe9\n")
     with pytest.raises(SettingsError, match=r"latin.yaml:2: settings: not UTF-8"):
-        load(latin)
+        load_settings(latin)
     bom = tmp_path / "bom.yaml"
     bom.write_bytes(b"\xef\xbb\xbfserver: {port: 9}\n")
-    assert load(bom).server.port == 9
+    assert load_settings(bom).server.port == 9
     assert read_file(bom).faults == ()
 
 
 def test_load_takes_assignments_and_reads_the_environment_only_when_given() -> None:
-    assert load(sets=["server.port=0"]).server.port == 0
-    assert load(environ={"TOKENSPEED_SERVER__PORT": "5"}).server.port == 5
+    assert load_settings(sets=["server.port=0"]).server.port == 0
+    assert load_settings(environ={"TOKENSPEED_SERVER__PORT": "5"}).server.port == 5

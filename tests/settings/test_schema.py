@@ -8,7 +8,7 @@ import pytest
 
 from tokenspeed.settings.flags import FLAGS, familiar_names
 from tokenspeed.settings.keys import keys, nearest
-from tokenspeed.settings.load import load
+from tokenspeed.settings.load import load_settings
 from tokenspeed.settings.model import ServerSettings, Settings
 from tokenspeed.settings.schema import plain, plain_value, schema, unit_of
 
@@ -61,7 +61,7 @@ def test_every_default_is_what_the_schema_says_and_loads_back(key: object) -> No
     value = plain_value(Settings(), key)  # type: ignore[arg-type]
     assert leaf(key.dotted)["default"] == value  # type: ignore[attr-defined]
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    assert load(sets=[f"{key.dotted}={text}"]) == Settings()  # type: ignore[attr-defined]
+    assert load_settings(sets=[f"{key.dotted}={text}"]) == Settings()  # type: ignore[attr-defined]
 
 
 def test_a_secret_is_hidden_in_plain_values() -> None:

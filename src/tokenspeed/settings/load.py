@@ -40,7 +40,7 @@ class Loaded:
         return found[0] if found else DEFAULT
 
 
-def load(
+def load_settings(
     file: str | os.PathLike[str] | None = None,
     *,
     sets: Sequence[str] = (),
@@ -129,4 +129,4 @@ def _overlay(below: dict[str, object], above: Mapping[str, object]) -> None:
             below[name] = value
 
 
-__all__ = ["Assignment", "Loaded", "load", "load_text", "origins", "read_file", "resolve"]
+__all__ = ["Assignment", "Loaded", "load_settings", "load_text", "origins", "read_file", "resolve"]
