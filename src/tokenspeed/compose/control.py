@@ -50,7 +50,7 @@ from tokenspeed.scheduler.build import build_scheduler
 from tokenspeed.scheduler.config import SchedulerConfig
 from tokenspeed.scheduler.policy import AgedPriority, Fcfs
 from tokenspeed.settings.model import Settings
-from tokenspeed.telemetry.meter import NullMeter
+from tokenspeed.telemetry.meters import NullMeter
 
 
 def depth_of(settings: Settings) -> int:

@@ -13,7 +13,6 @@ import attrs
 
 from tokenspeed.plane.messages import (
     AbortRequest,
-
     ControlReply,
     FlushCacheOp,
     FrontendMessage,
@@ -114,9 +113,7 @@ class ControlOps:
                 case UnsupportedOp(call_id=call_id, method=method):
                     text = f"{method}: not supported by this engine yet"
                     self._answer(call_id, success=False, message=text)
-        return Routed(
-            requests=tuple(requests), aborts=tuple(aborts), refusals=tuple(refusals), abort_ahead=abort_ahead
-        )
+        return Routed(requests=tuple(requests), aborts=tuple(aborts), refusals=tuple(refusals), abort_ahead=abort_ahead)
 
     def flush_waiting(self) -> bool:
         return bool(self.state.flushes)
@@ -204,5 +201,3 @@ class ControlOps:
 
     def _answer(self, call_id: int, *, success: bool, message: str = "") -> None:
         self.state.replies.append(ControlReply(call_id=call_id, success=success, message=message))
-
-

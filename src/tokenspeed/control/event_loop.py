@@ -115,7 +115,7 @@ class EventLoop:
         self.output.refuse(routed.refusals + intake.refusals)
         self._submit(self.epd.stage(self.grammar.queue(intake.rows)))
         self._abort(self.ingress.rows_of(routed.aborts), "the client cancelled the request")
-        self._abort(self._pause_victims(routed, intake.rows), "the engine was paused")
+        self._abort(self._pause_victims(routed), "the engine was paused")
         self._submit(self.grammar.ready())
         self._submit(self.epd.ready())
         flush = self.gate.passes(waiting=self.control_ops.flush_waiting())
@@ -177,7 +177,7 @@ class EventLoop:
             # The scheduler stops planning them; it retires each once nothing of it is in flight.
             self.scheduler.abort(rows)
 
-    def _pause_victims(self, routed: Routed, admitted: tuple[int, ...]) -> tuple[int, ...]:
+    def _pause_victims(self, routed: Routed) -> tuple[int, ...]:
         """Every live request ahead of an abort pause of this round, in order of admission."""
         if routed.abort_ahead < 0:
             return ()

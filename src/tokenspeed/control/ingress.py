@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import attrs
 
-from tokenspeed.plane.checks import sampling_faults, token_faults
+from tokenspeed.plane.checks import request_faults
 from tokenspeed.plane.messages import NO_TOP_K, GenerateRequest, Refusal, SamplingParams, frozen_tokens
 from tokenspeed.plane.plan import EMPTY_INT32, Sampling, Seat
 from tokenspeed.plane.specs import DeviceSpecs
@@ -67,7 +67,9 @@ class Ingress:
             if buffers(request.rid) or (held is not None and self.table.output.owned[held]):
                 log.warning("request %s: dropped, an id that is still being served", request.rid)
             elif held is not None and holds(held):
-                refusals.append(_refusal(request, 409, "rid", "this id has just ended and is not free yet; use a new id"))
+                refusals.append(
+                    _refusal(request, 409, "rid", "this id has just ended and is not free yet; use a new id")
+                )
             elif refusal := self._fault(request):
                 refusals.append(refusal)
             elif len(rows) >= room:
@@ -113,19 +115,14 @@ class Ingress:
             return _refusal(request, 400, request.unsupported[0], f"{names}: not supported by this engine yet")
         if text := self.grammar_refusal(request.sampling):
             return _refusal(request, 400, text.partition(":")[0], text)
-        limit = self.specs.max_model_len
-        if not len(request.input_ids):
-            return _refusal(request, 400, "input_ids", "the prompt has no tokens; at least 1 is needed")
-        if len(request.input_ids) >= limit:
-            text = f"the prompt has {len(request.input_ids)} tokens; at most {limit - 1} leave room for one more"
-            return _refusal(request, 400, "input_ids", text)
-        faults = token_faults("input_ids", request.input_ids, vocab_size=self.specs.vocab_size)
-        faults += sampling_faults(request.sampling, vocab_size=self.specs.vocab_size)
+        faults = request_faults(
+            request,
+            vocab_size=self.specs.vocab_size,
+            max_model_len=self.specs.max_model_len,
+            max_logprobs=self.specs.max_logprobs,
+        )
         if faults:
             return _refusal(request, 400, faults[0].field, "; ".join(str(fault) for fault in faults))
-        top = self.specs.max_logprobs
-        if not 0 <= request.top_logprobs <= top:
-            return _refusal(request, 400, "top_logprobs", f"{request.top_logprobs} is not in [0, {top}]")
         return None
 
     def _add(self, request: GenerateRequest) -> int:

@@ -34,11 +34,13 @@ class Load:
     def snapshot(self, scheduler: Scheduler, sizes: Sizes, *, now_s: float) -> LoadReport:
         """The engine's load right now; reads the scheduler, changes nothing in it."""
         total = scheduler.num_usable_pages
+        resident = total - scheduler.empty_lcm_blocks()
         return LoadReport(
             running=sizes.running,
             waiting=sizes.waiting + sizes.suspended,
-            resident_blocks=total - scheduler.empty_lcm_blocks(),
-            active_blocks=self._active(scheduler, sizes, now_s),
+            resident_blocks=resident,
+            # A count up to 100 ms old may exceed what is resident by now; the difference is never negative.
+            active_blocks=min(resident, self._active(scheduler, sizes, now_s)),
             total_blocks=total,
         )
 

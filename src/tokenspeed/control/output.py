@@ -66,6 +66,7 @@ class Output:
         identity, rows = self.table.identity, batch.rows
         sampled: tuple[tuple[int, int], ...] = ()
         prompt: tuple[tuple[int, int, int], ...] = ()
+        targets: tuple[tuple[int, ...], ...] = ()
         wanted = identity.logprobs[rows]
         if wanted.max(initial=-1) >= 0:
             chosen = np.flatnonzero((wanted >= 0) & batch.samples)
@@ -78,7 +79,11 @@ class Output:
             chosen = np.flatnonzero((start >= 0) & (first < last))
             tops = np.maximum(wanted, 0)
             prompt = tuple(zip(chosen.tolist(), first[chosen].tolist(), tops[chosen].tolist(), strict=True))
-        return LogprobPlan(sampled=sampled, prompt=prompt) if sampled or prompt else NO_PLAN
+            spans = zip(rows[chosen].tolist(), first[chosen].tolist(), last[chosen].tolist(), strict=True)
+            targets = tuple(tuple(self.table.tokens_of(row)[low:high].tolist()) for row, low, high in spans)
+        if not sampled and not prompt:
+            return NO_PLAN
+        return LogprobPlan(sampled=sampled, prompt=prompt, prompt_targets=targets)
 
     def commit(self, batch: ForwardBatch, result: ForwardResult) -> ForwardLanded:
         """Append the tokens of one landed forward, find the ends, collect outputs.
@@ -88,7 +93,7 @@ class Output:
         table = self.table
         if result.prompt_logprobs:
             self._collect_prompt(batch, result)
-        sampled = np.flatnonzero(batch.samples)
+        sampled: Int32Array = np.flatnonzero(batch.samples).astype(np.int32)
         if len(sampled) != len(result.tokens):
             raise InvariantBroken("one token for each sampled row", rows=len(sampled), tokens=len(result.tokens))
         rows = batch.rows[sampled]

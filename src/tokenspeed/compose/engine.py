@@ -1,0 +1,138 @@
+"""One rank: build the device side, take the build apart, put the control plane over it.
+
+The only module that opens the device side. `rank_engine` is what launcher, Python API and programs
+that assemble their own engine use; what it opens it closes in exact reverse order, also when a step
+of the build fails.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TypeAlias, cast
+
+import attrs
+from dependency_injector import containers, providers
+
+from tokenspeed.checkpoint.checkpoint import Checkpoint
+from tokenspeed.checkpoint.open import open_checkpoint
+from tokenspeed.checkpoint.progress import NoProgress, Progress
+from tokenspeed.checkpoint.sources import ResolvedModel, resolve_model
+from tokenspeed.compose.control import ControlContainer
+from tokenspeed.compose.facts import engine_info
+from tokenspeed.compose.parts import check_parts, misfit
+from tokenspeed.compose.typed import given, one, ref
+from tokenspeed.control.event_loop import EventLoop
+from tokenspeed.control.wakeup import ThreadWakeup
+from tokenspeed.device.build import DeviceBuild, build_device_side
+from tokenspeed.device.data_plane import open_data_plane
+from tokenspeed.device.gc_hooks import AutomaticCollection, GcHooks
+from tokenspeed.device.guards import EnterServing
+from tokenspeed.device.jit_monitor import JitMonitor
+from tokenspeed.device.parts import DeviceParts, ModelFactory, SamplerFactory
+from tokenspeed.errors import SettingsError
+from tokenspeed.plane.messages import EngineInfo
+from tokenspeed.plane.ports import FrontendLink, Wakeup
+from tokenspeed.plane.specs import DeviceSpecs
+from tokenspeed.settings.model import Settings
+
+Connect: TypeAlias = Callable[[EngineInfo, Wakeup], FrontendLink]
+"""Makes the engine's end of the frontend wire; called once, when the device side is complete."""
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long the forward thread's Python may keep the interpreter from a round, in a process of ours."""
+
+
+class EngineContainer(containers.DeclarativeContainer):
+    """The root: its one product is the device side, built once, from settings and a checkpoint."""
+
+    settings: providers.Provider[Settings] = given(Settings)
+    checkpoint: providers.Provider[Checkpoint] = given(Checkpoint)
+    device_parts: providers.Provider[DeviceParts] = given(DeviceParts)
+    progress: providers.Provider[Progress] = given(Progress)
+    device_build: providers.Provider[DeviceBuild] = one(
+        build_device_side, ref(settings), ref(checkpoint), ref(device_parts), ref(progress)
+    )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class RankEngine:
+    """A built rank. `run` on its control thread; `stop` from any thread or signal handler's aftermath."""
+
+    specs: DeviceSpecs
+    info: EngineInfo
+    loop: EventLoop
+    serving: EnterServing
+
+    def enter_serving(self) -> None:
+        """Start-up and handshake are over (SS-11). Only for a process of the launcher: it is process-wide."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self.serving.enter()
+
+    def run(self) -> None:
+        """Rounds until `stop`, or until the frontend is gone; raises what broke an invariant."""
+        self.loop.run()
+
+    def stop(self) -> None:
+        self.loop.request_stop()
+
+
+@contextmanager
+def rank_engine(
+    settings: Settings,
+    *,
+    connect: Connect,
+    resolved: ResolvedModel | None = None,
+    progress: Progress | None = None,
+    own_process: bool = False,
+    **parts: object,
+) -> Generator[RankEngine, None, None]:
+    """Build one rank; see `compose.parts` for what `parts` may replace.
+
+    Args:
+        resolved: the model's files if the caller has fetched them already.
+        own_process: the process is the rank's own, so that full garbage collections follow the
+            count of forwards; a host program's are left alone.
+    Raises: SettingsError, ModelError, NotSupported: nothing stays open.
+    """
+    chosen = check_parts(parts)
+    watch = progress or NoProgress()
+    jit = JitMonitor()  # ahead of everything that could compile (DP-73)
+    with ExitStack() as lifetime:
+        files = resolved or resolve_model(settings.model, watch)
+        device_parts = _device_parts(chosen.device, own_process=own_process)
+        root = EngineContainer(
+            settings=settings, checkpoint=open_checkpoint(files), device_parts=device_parts, progress=watch
+        )
+        build = root.device_build()
+        wakeup = cast("Wakeup", chosen.control.get("wakeup") or ThreadWakeup())
+        plane = open_data_plane(build.handle, wakeup)
+        lifetime.callback(plane.close)
+        lifetime.callback(plane.shutdown_cache)
+        specs = build.specs
+        del build, root  # the handle is the data plane's alone from here on (DP-28, DP-32)
+        info = engine_info(settings, specs, served_name=files.served_name)
+        link = connect(info, wakeup)
+        lifetime.callback(link.close)
+        box = ControlContainer(
+            settings=settings,
+            specs=specs,
+            plane=plane,
+            frontend=link,
+            **{**chosen.control, "wakeup": wakeup},
+        )
+        yield RankEngine(specs=specs, info=info, loop=box.loop(), serving=EnterServing(jit=jit))
+
+
+def _device_parts(given_parts: Mapping[str, object], *, own_process: bool) -> DeviceParts:
+    """Raises: SettingsError: a part does not fit its protocol."""
+    protocols: dict[str, type] = {"model": ModelFactory, "sampler": SamplerFactory}
+    for name, value in given_parts.items():
+        if not callable(value) and (fault := misfit(value, protocols[name])):
+            raise SettingsError(f"part {name!r} does not fit {protocols[name].__name__}: {fault}")
+    return DeviceParts(
+        model=cast("ModelFactory | None", given_parts.get("model")),
+        sampler=cast("SamplerFactory | None", given_parts.get("sampler")),
+        rounds=GcHooks() if own_process else AutomaticCollection(),
+    )

@@ -1,0 +1,319 @@
+"""`tokenspeed.Engine`: a whole engine inside the caller's process.
+
+The same rank as in a deployment (`rank_engine`) on a control thread named ``ts-control``, the same
+generation service as the HTTP server's on a thread named ``ts-frontend``, and the in-memory wire
+between them. Nothing process-wide is touched: no signals, no garbage-collection settings.
+
+    with tokenspeed.Engine() as engine:
+        for done in engine.generate(["The capital of France is"], SamplingOptions(max_tokens=8)):
+            print(done.text)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self, TypeAlias, TypeVar
+
+import attrs
+
+from tokenspeed.checkpoint.checkpoint import Checkpoint
+from tokenspeed.checkpoint.open import open_checkpoint
+from tokenspeed.checkpoint.progress import NoProgress, Progress
+from tokenspeed.checkpoint.sources import resolve_model
+from tokenspeed.compose.engine import RankEngine, rank_engine
+from tokenspeed.errors import EngineDead, RequestError
+from tokenspeed.frontend.engine_client import EngineClient, connect_client
+from tokenspeed.frontend.gate import waiting_gate
+from tokenspeed.frontend.generation import ChoiceDelta, ChoiceResult, GenerationInput
+from tokenspeed.frontend.limits import input_faults
+from tokenspeed.frontend.options import SamplingOptions
+from tokenspeed.frontend.ports import QuietMeter, SteadyClock
+from tokenspeed.frontend.routing import LeastLoaded
+from tokenspeed.frontend.service import GenerationService
+from tokenspeed.frontend.text.chat import ChatTemplate, chat_template
+from tokenspeed.frontend.text.tokenizer import TextTokenizer, load_tokenizer
+from tokenspeed.plane.messages import EngineInfo, frozen_tokens
+from tokenspeed.plane.ports import EngineLink, FrontendLink, Wakeup
+from tokenspeed.settings.load import load
+from tokenspeed.settings.model import Settings
+from tokenspeed.wire.memory import memory_pair
+
+T = TypeVar("T")
+Prompt: TypeAlias = str | Sequence[int]
+Message: TypeAlias = Mapping[str, Any]
+
+
+@attrs.frozen(kw_only=True)
+class Completion:
+    """What became of one prompt.
+
+    Attributes:
+        choices: by index; one unless `SamplingOptions.n` says more.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    choices: tuple[ChoiceResult, ...]
+
+    @property
+    def text(self) -> str:
+        """The first choice's text."""
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        """Of the first choice: stop, length or abort."""
+        return self.choices[0].finish_reason
+
+
+@attrs.define(eq=False)
+class Ends:
+    """Writer: the opener. The frontend's end of the in-memory wire, and why the control thread died."""
+
+    link: EngineLink | None = None
+    failure: BaseException | None = None
+
+
+class Engine:
+    """Generate from Python. Open with ``with``, or call `close` when done.
+
+    Args:
+        settings: a `Settings`, the path of a YAML file, or None for the defaults.
+        progress: told of downloads, loading and warm-up.
+        parts: replacements, see `tokenspeed.compose.parts`.
+    Raises: SettingsError, ModelError: nothing stays open.
+
+    All methods may be called from several threads at once. The async ones run on any event loop.
+    """
+
+    def __init__(
+        self, settings: Settings | str | None = None, *, progress: Progress | None = None, **parts: object
+    ) -> None:
+        watch = progress or NoProgress()
+        chosen = settings if isinstance(settings, Settings) else load(settings)
+        self._lifetime = ExitStack()
+        self._ends = Ends()
+        with ExitStack() as opening:
+            resolved = resolve_model(chosen.model, watch)
+            checkpoint = open_checkpoint(resolved)
+            rank = opening.enter_context(
+                rank_engine(chosen, connect=self._connect, resolved=resolved, progress=watch, **parts)
+            )
+            self._settings = chosen
+            self._rank = rank
+            self._tokenizer: TextTokenizer = load_tokenizer(checkpoint)
+            self._chat: ChatTemplate | None = _chat(checkpoint, self._tokenizer)
+            self._control = threading.Thread(target=self._run_rank, name="ts-control", daemon=True)
+            self._control.start()
+            opening.callback(self._stop_rank)
+            self._loop = asyncio.new_event_loop()
+            self._frontend = threading.Thread(target=self._loop.run_forever, name="ts-frontend", daemon=True)
+            self._frontend.start()
+            opening.callback(self._stop_loop)
+            self._service = self._on_loop(self._open_service())
+            self._lifetime = opening.pop_all()
+
+    # ---- what callers use ---------------------------------------------------------------------
+
+    @property
+    def info(self) -> EngineInfo:
+        """What this engine serves: model, context length, vocabulary, limits."""
+        return self._rank.info
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        return self._tokenizer
+
+    @property
+    def rank(self) -> RankEngine:
+        """The rank behind this engine, for tests and instruments."""
+        return self._rank
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], sampling: SamplingOptions | None = None
+    ) -> list[Completion]:
+        """Complete all `prompts` (texts or token ids), batched; results in the order of the prompts.
+
+        Raises: RequestError: a prompt or the sampling is invalid, before anything runs. EngineDead.
+        """
+        return self._on_loop(self._generate(self._inputs(prompts, sampling)))
+
+    def stream(self, prompt: Prompt, sampling: SamplingOptions | None = None) -> Generator[ChoiceDelta, None, None]:
+        """Deltas of one prompt as they come; closing the generator cancels the request."""
+        (inp,) = self._inputs([prompt], sampling)
+        yield from self._stream(inp)
+
+    def chat(self, messages: Sequence[Message], sampling: SamplingOptions | None = None) -> Completion:
+        """Answer a conversation through the model's chat template."""
+        return self.generate([self.chat_prompt(messages)], sampling)[0]
+
+    def chat_stream(
+        self, messages: Sequence[Message], sampling: SamplingOptions | None = None
+    ) -> Generator[ChoiceDelta, None, None]:
+        """As `chat`, as it comes."""
+        yield from self.stream(self.chat_prompt(messages), sampling)
+
+    async def generate_async(
+        self, prompts: Prompt | Sequence[Prompt], sampling: SamplingOptions | None = None
+    ) -> list[Completion]:
+        """As `generate`, awaitable from any event loop."""
+        work = asyncio.run_coroutine_threadsafe(self._generate(self._inputs(prompts, sampling)), self._alive())
+        return await asyncio.wrap_future(work)
+
+    async def stream_async(
+        self, prompt: Prompt, sampling: SamplingOptions | None = None
+    ) -> AsyncGenerator[ChoiceDelta, None]:
+        """As `stream`, for ``async for`` on any event loop."""
+        (inp,) = self._inputs([prompt], sampling)
+        deltas = self._service.stream(inp)
+        try:
+            while (delta := await asyncio.wrap_future(self._submit(_next(deltas)))) is not None:
+                yield delta
+        finally:
+            await asyncio.wrap_future(self._submit(deltas.aclose()))
+
+    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation, ready for the model's answer.
+
+        Raises: RequestError: the model has no chat template, or it refuses these messages.
+        """
+        if self._chat is None:
+            raise RequestError(f"{self.info.model} has no chat template; set model.chat_template", field="messages")
+        # The template writes its own BOS, if the model has one.
+        text = self._chat.render([dict(message) for message in messages], add_generation_prompt=True)
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def close(self) -> None:
+        """Stop the engine; running requests end with EngineDead. A second call does nothing."""
+        self._lifetime.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- the two threads ----------------------------------------------------------------------
+
+    def _connect(self, info: EngineInfo, wakeup: Wakeup) -> FrontendLink:
+        mine, self._ends.link = memory_pair(info, wakeup)
+        return mine
+
+    def _run_rank(self) -> None:
+        try:
+            self._rank.run()
+        except BaseException as error:
+            # The edge of the control thread: kept for `close`, told to everyone who waits.
+            self._ends.failure = error
+            self._rank.loop.frontend.close()
+
+    def _stop_rank(self) -> None:
+        self._rank.stop()
+        self._control.join()
+
+    def _stop_loop(self) -> None:
+        self._on_loop(self._close_service())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._frontend.join()
+        self._loop.close()
+
+    async def _open_service(self) -> GenerationService:
+        if self._ends.link is None:
+            raise EngineDead("the engine did not connect")
+        quiet, clock = QuietMeter(), SteadyClock()
+        client: EngineClient = connect_client(self._ends.link, clock=clock, meter=quiet, rid_prefix="py")
+        return GenerationService(
+            engines=(client,),
+            router=LeastLoaded(),
+            tokenizer=self._tokenizer,
+            gate=waiting_gate((self._rank.info,)),
+            clock=clock,
+            meter=quiet,
+            timeout_s=self._settings.server.request_timeout_s,
+        )
+
+    async def _close_service(self) -> None:
+        for engine in self._service.engines:
+            engine.close("the engine was closed")
+
+    # ---- helpers ------------------------------------------------------------------------------
+
+    def _inputs(self, prompts: Prompt | Sequence[Prompt], sampling: SamplingOptions | None) -> list[GenerationInput]:
+        options = sampling or SamplingOptions()
+        inputs = [options.with_prompt(frozen_tokens(self._ids(prompt))) for prompt in _listed(prompts)]
+        for at, inp in enumerate(inputs):
+            faults = input_faults(
+                inp, self.info, max_choices=self._settings.server.max_choices, field=f"prompts[{at}]"
+            )
+            if faults:
+                raise RequestError("; ".join(str(fault) for fault in faults), field=faults[0].field)
+        return inputs
+
+    def _ids(self, prompt: Prompt) -> Sequence[int]:
+        return self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+
+    async def _generate(self, inputs: list[GenerationInput]) -> list[Completion]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._service.run(inp)) for inp in inputs]
+        return [
+            Completion(prompt_token_ids=tuple(inp.prompt_ids.tolist()), choices=tuple(task.result()))
+            for inp, task in zip(inputs, tasks, strict=True)
+        ]
+
+    def _stream(self, inp: GenerationInput) -> Generator[ChoiceDelta, None, None]:
+        deltas = self._service.stream(inp)
+        try:
+            while (delta := self._on_loop(_next(deltas))) is not None:
+                yield delta
+        finally:
+            self._on_loop(deltas.aclose())
+
+    def _alive(self) -> asyncio.AbstractEventLoop:
+        if self._loop.is_closed():
+            raise EngineDead("the engine was closed")
+        return self._loop
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._alive())
+
+    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            result: T = self._submit(work).result()
+        except BaseExceptionGroup as several:
+            # The first failure is the cause; the others were cancelled because of it.
+            raise several.exceptions[0] from None
+        return result
+
+
+def _chat(checkpoint: Checkpoint, tokenizer: TextTokenizer) -> ChatTemplate | None:
+    return chat_template(checkpoint, tokenizer) if checkpoint.chat_template else None
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many: a text, a list of ids, or a list of either."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if items and isinstance(items[0], int):
+        return [items]
+    return items
+
+
+async def _next(deltas: AsyncGenerator[ChoiceDelta, None]) -> ChoiceDelta | None:
+    return await anext(deltas, None)
+
+
+__all__ = ["Completion", "Engine", "SamplingOptions"]

@@ -1,0 +1,122 @@
+"""Every part of a rank that can be replaced: its name, the protocol it must fit, and where it goes.
+
+`rank_engine(settings, name=object)` checks what it is given against this table, because the
+container library checks neither names nor shapes: a wrong name, or an object whose methods do not
+fit, fails when the engine is built, with the part's name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import inspect
+from collections.abc import Mapping
+
+import attrs
+
+from tokenspeed.control.epd import Epd
+from tokenspeed.control.eplb import Eplb
+from tokenspeed.control.grammar import GrammarQueue
+from tokenspeed.control.history import History
+from tokenspeed.control.l3 import L3
+from tokenspeed.control.pd import Pd
+from tokenspeed.control.pipeline import Pipeline
+from tokenspeed.errors import SettingsError
+from tokenspeed.plane.ports import Clock, KvEventSink, Mesh, Meter, Scheduler, SchedulingPolicy, Wakeup
+
+
+class Side(enum.Enum):
+    """Which half of the rank takes the part."""
+
+    CONTROL = "control"
+    DEVICE = "device"
+
+
+@attrs.frozen
+class Part:
+    """One replaceable part.
+
+    Attributes:
+        protocol: what the object must fit; None for device parts, whose protocols only the device
+            side can import (it checks them itself).
+    """
+
+    name: str
+    side: Side
+    protocol: type | None
+    what: str
+
+
+PARTS: tuple[Part, ...] = (
+    Part("policy", Side.CONTROL, SchedulingPolicy, "order of the waiting queue"),
+    Part("scheduler", Side.CONTROL, Scheduler, "the whole planner"),
+    Part("kv_sink", Side.CONTROL, KvEventSink, "receiver of cache events"),
+    Part("meter", Side.CONTROL, Meter, "receiver of iteration metrics"),
+    Part("clock", Side.CONTROL, Clock, "time as the loop sees it"),
+    Part("wakeup", Side.CONTROL, Wakeup, "what an idle loop blocks on"),
+    Part("mesh", Side.CONTROL, Mesh, "control collectives between ranks"),
+    Part("grammar", Side.CONTROL, GrammarQueue, "admission of constrained requests"),
+    Part("epd", Side.CONTROL, Epd, "staging for remote encoders"),
+    Part("l3", Side.CONTROL, L3, "agreement on storage"),
+    Part("pd", Side.CONTROL, Pd, "transfers between prefill and decode nodes"),
+    Part("eplb", Side.CONTROL, Eplb, "timing of expert rebalances"),
+    Part("history", Side.CONTROL, History, "token-history seeds"),
+    Part("pipeline", Side.CONTROL, Pipeline, "adoption of the last stage's results"),
+    Part("sampler", Side.DEVICE, None, "logits to tokens: a factory, see device.build.DeviceParts"),
+    Part("model", Side.DEVICE, None, "weights to a forward step: a factory, see device.build.DeviceParts"),
+)
+
+
+@attrs.frozen(kw_only=True)
+class ChosenParts:
+    control: Mapping[str, object]
+    device: Mapping[str, object]
+
+
+def check_parts(given: Mapping[str, object]) -> ChosenParts:
+    """Sort replacements by side.
+
+    Raises: SettingsError: a name that is no part, or an object that does not fit its protocol.
+    """
+    known = {part.name: part for part in PARTS}
+    control: dict[str, object] = {}
+    device: dict[str, object] = {}
+    for name, value in given.items():
+        part = known.get(name)
+        if part is None:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"parts are {', '.join(known)}"
+            raise SettingsError(f"no part is called {name!r}; {hint}")
+        if part.protocol is not None and (fault := misfit(value, part.protocol)):
+            raise SettingsError(f"part {name!r} does not fit {part.protocol.__name__}: {fault}")
+        (control if part.side is Side.CONTROL else device)[name] = value
+    return ChosenParts(control=control, device=device)
+
+
+def misfit(value: object, protocol: type) -> str:
+    """Why `value` cannot stand in for `protocol`, or "".
+
+    Looks at every public member: there at all, callable where the protocol has a method, and
+    callable with the protocol's own parameters.
+    """
+    for name, member in vars(protocol).items():
+        if name.startswith("_"):
+            continue
+        mine = getattr(value, name, None)
+        if mine is None:
+            return f"{type(value).__name__} has no {name}"
+        if not inspect.isfunction(member):
+            continue
+        if not callable(mine):
+            return f"{name} is not a method"
+        wanted = [p for p in inspect.signature(member).parameters.values() if p.name != "self"]
+        try:
+            signature = inspect.signature(mine)
+            signature.bind(
+                *(None for p in wanted if p.kind is not inspect.Parameter.KEYWORD_ONLY),
+                **{p.name: None for p in wanted if p.kind is inspect.Parameter.KEYWORD_ONLY},
+            )
+        except TypeError as fault:
+            shown = ", ".join(str(p.name) for p in wanted)
+            return f"{name}({shown}) cannot be called: {fault}"
+    return ""
