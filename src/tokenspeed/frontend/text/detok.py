@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable
 from typing import Protocol
+
+import attrs
+
+from tokenspeed.frontend.text.tokenizer import TextTokenizer
 
 
 class TextDecoder(Protocol):
@@ -16,3 +21,64 @@ class TextDecoder(Protocol):
     def flush(self) -> str:
         """What was held back; the sequence is over."""
         ...
+
+
+def _utf8() -> codecs.IncrementalDecoder:
+    return codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+
+@attrs.define(eq=False)
+class DecodeState:
+    """What one stream remembers. One writer: its StreamDecoder.
+
+    Attributes:
+        utf8: holds back the bytes of a character that is not whole yet (three at most).
+        at_start: no text came yet.
+    """
+
+    utf8: codecs.IncrementalDecoder = attrs.field(factory=_utf8)
+    at_start: bool = True
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class StreamDecoder:
+    """Decodes one sequence piece by piece; its pieces joined are ``tokenizer.decode`` of all ids.
+
+    A token costs its own bytes only: nothing is decoded twice.
+
+    Attributes:
+        continues_text: the ids go on from text that was shown before (a completion's prompt): a leading
+            space stays, which the tokenizer's ``decode`` would remove.
+    """
+
+    tokenizer: TextTokenizer
+    skip_special_tokens: bool = True
+    continues_text: bool = False
+    state: DecodeState = attrs.field(factory=DecodeState)
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Text that is certain after `ids`; never half a character."""
+        tokenizer = self.tokenizer
+        if self.skip_special_tokens:
+            joined = b"".join([tokenizer.token_bytes(one) for one in ids if not tokenizer.is_special(one)])
+        else:
+            joined = b"".join([tokenizer.token_bytes(one) for one in ids])
+        return self._shown(self.state.utf8.decode(joined))
+
+    def flush(self) -> str:
+        """What was held back: U+FFFD for a character that was cut off, or nothing. The sequence is over."""
+        return self._shown(self.state.utf8.decode(b"", final=True))
+
+    def _shown(self, text: str) -> str:
+        if not text or not self.state.at_start:
+            return text
+        self.state.at_start = False
+        strips = self.tokenizer.strips_leading_space and not self.continues_text
+        return text.removeprefix(" ") if strips else text
+
+
+def open_stream(
+    tokenizer: TextTokenizer, *, skip_special_tokens: bool = True, continues_text: bool = False
+) -> StreamDecoder:
+    """A decoder for one sequence; see :class:`StreamDecoder`."""
+    return StreamDecoder(tokenizer=tokenizer, skip_special_tokens=skip_special_tokens, continues_text=continues_text)
