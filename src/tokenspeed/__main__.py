@@ -1,0 +1,10 @@
+"""``python -m tokenspeed``: the same as the `tokenspeed` command."""
+
+from __future__ import annotations
+
+import sys
+
+from tokenspeed.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

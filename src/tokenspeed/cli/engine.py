@@ -1,0 +1,37 @@
+"""The engine as `generate` and `chat` use it, and how they get one."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from typing import Any, Protocol, TypeAlias
+
+from tokenspeed.cli.console import Console
+from tokenspeed.cli.options import loaded_settings
+from tokenspeed.cli.progress import progress_on
+
+
+class Talker(Protocol):
+    """What the terminal commands need of `tokenspeed.Engine`."""
+
+    def generate(self, prompts: Sequence[str], sampling: Any) -> Sequence[Any]:  # Completion; torch-free here
+        ...
+
+    def chat_stream(self, messages: Sequence[Mapping[str, Any]], sampling: Any) -> Iterator[Any]:  # ChoiceDelta
+        ...
+
+
+OpenEngine: TypeAlias = Callable[[argparse.Namespace, Console], AbstractContextManager[Talker]]
+
+
+@contextmanager
+def open_engine(options: argparse.Namespace, console: Console) -> Iterator[Talker]:
+    """Raises: SettingsError, ModelError."""
+    settings = loaded_settings(options, console).settings
+    with closing(progress_on(console.stderr)) as progress:
+        from tokenspeed.compose.offline import Engine
+
+        engine = Engine(settings, progress=progress)
+    with engine:
+        yield engine
