@@ -38,7 +38,7 @@ from tokenspeed.frontend.text.chat import ChatTemplate, chat_template
 from tokenspeed.frontend.text.tokenizer import TextTokenizer, load_tokenizer
 from tokenspeed.plane.messages import EngineInfo, frozen_tokens
 from tokenspeed.plane.ports import EngineLink, FrontendLink, Wakeup
-from tokenspeed.settings.load import load
+from tokenspeed.settings.load import load_settings
 from tokenspeed.settings.model import Settings
 from tokenspeed.wire.memory import memory_pair
 
@@ -97,7 +97,7 @@ class Engine:
         self, settings: Settings | str | None = None, *, progress: Progress | None = None, **parts: object
     ) -> None:
         watch = progress or NoProgress()
-        chosen = settings if isinstance(settings, Settings) else load(settings)
+        chosen = settings if isinstance(settings, Settings) else load_settings(settings)
         self._lifetime = ExitStack()
         self._ends = Ends()
         with ExitStack() as opening:

@@ -1,0 +1,44 @@
+"""An engine of one's own: admission order, sampler and cache-event sink replaced, the rest as it is."""
+
+import attrs
+import torch
+from tokenspeed import Engine
+from tokenspeed.compose.offline import SamplingOptions
+from tokenspeed.settings.model import ModelSettings, Settings
+
+
+class ShortestPromptFirst:  # fits plane.ports.SchedulingPolicy
+    def key(self, *, order, priority, prompt_len, waited_rounds):
+        return (prompt_len - 8 * waited_rounds, order)  # waiting outweighs length: nobody starves
+
+
+@attrs.frozen(eq=False)
+class SecondBest:  # fits device.executors.ports.TokenSampler; made by the factory DeviceParts.sampler
+    slots: int
+    vocab_size: int
+
+    def seat(self, seat): ...
+    def release(self, slot): ...
+    def sample(self, logits, *, slots, positions):
+        second = logits[:, : self.vocab_size].topk(2).indices[:, 1]
+        return attrs.make_class("Sampled", ["tokens", "nan"])(second, logits.isnan().any(-1))
+
+
+class CountingSink:  # fits plane.ports.KvEventSink
+    stored = 0
+
+    def publish(self, events):
+        self.stored += sum(len(getattr(event, "hashes", ())) for event in events)
+
+    def close(self): ...
+
+
+def main(settings=Settings(model=ModelSettings(source="random:tiny-llama"))):
+    sink = CountingSink()
+    with Engine(settings, policy=ShortestPromptFirst(), sampler=SecondBest, kv_sink=sink) as engine:
+        done = engine.generate(["one long prompt " * 4, "hi"], SamplingOptions(max_tokens=24))
+        return [completion.token_ids for completion in done], sink.stored
+
+
+if __name__ == "__main__":
+    print(main())
