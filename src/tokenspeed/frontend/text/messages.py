@@ -1,0 +1,91 @@
+"""Chat messages as a client sends them to messages as chat templates read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from tokenspeed.errors import RequestError
+
+_LATER = MappingProxyType(
+    {
+        "image": "images are",
+        "image_url": "images are",
+        "input_image": "images are",
+        "audio": "audio is",
+        "audio_url": "audio is",
+        "input_audio": "audio is",
+        "video": "video is",
+        "video_url": "video is",
+        "file": "files are",
+    }
+)
+
+
+def template_messages(messages: object) -> list[dict[str, object]]:
+    """Copies of `messages` with content as plain text and tool arguments as objects.
+
+    Content may be a text, or a list of parts ``{"type": "text", "text": …}``, which are joined by line
+    ends. Other keys are passed on as they are.
+
+    Raises: RequestError: 400; its text and field name the message and the part.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
+        raise RequestError(
+            f"messages is {messages!r:.80}; a list with one message at least is needed", field="messages"
+        )
+    return [_message(one, f"messages[{place}]") for place, one in enumerate(messages)]
+
+
+def _message(message: object, where: str) -> dict[str, object]:
+    if not isinstance(message, Mapping):
+        raise RequestError(f"{where} is {message!r:.80}; an object with role and content is needed", field=where)
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise RequestError(f"{where}.role is {role!r:.80}; a text such as 'user' is needed", field=f"{where}.role")
+    found = {str(key): value for key, value in message.items()}
+    calls = found.get("tool_calls")
+    if found.get("content") is None and not calls:
+        raise RequestError(f"{where}.content is missing; a text is needed", field=f"{where}.content")
+    found["content"] = _text(found.get("content"), f"{where}.content")
+    if isinstance(calls, Sequence) and not isinstance(calls, str):
+        found["tool_calls"] = [_call(call) for call in calls]
+    return found
+
+
+def _text(content: object, where: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise RequestError(f"{where} is {content!r:.80}; a text or a list of text parts is needed", field=where)
+    return "\n".join(_part(part, f"{where}[{place}]") for place, part in enumerate(content))
+
+
+def _part(part: object, where: str) -> str:
+    if not isinstance(part, Mapping):
+        raise RequestError(f"{where} is {part!r:.80}; an object with a type is needed", field=where)
+    kind = part.get("type")
+    if kind == "text":
+        text = part.get("text")
+        if not isinstance(text, str):
+            raise RequestError(f"{where}.text is {text!r:.80}; a text is needed", field=f"{where}.text")
+        return text
+    if isinstance(kind, str) and kind in _LATER:
+        raise RequestError(f"{where}.type is {kind!r}; {_LATER[kind]} not supported yet", field=f"{where}.type")
+    raise RequestError(f"{where}.type is {kind!r:.80}; only 'text' is supported", field=f"{where}.type")
+
+
+def _call(call: object) -> object:
+    """Arguments of a tool call come as JSON text, and templates print them as an object."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(arguments, str):
+        return call
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": parsed}}
