@@ -31,8 +31,7 @@ from tokenspeed.control.pipeline import OneStage, Pipeline
 from tokenspeed.control.relay import Relay
 from tokenspeed.control.request_stats import RequestStats
 from tokenspeed.control.wakeup import MonotonicClock, ThreadWakeup
-from tokenspeed.plane.messages import Int32Array
-from tokenspeed.plane.plan import int32
+from tokenspeed.plane.messages import BoolArray
 from tokenspeed.plane.ports import (
     Clock,
     DataPlane,
@@ -75,8 +74,11 @@ def table_of(specs: DeviceSpecs) -> RequestTable:
     return request_table(slots=specs.max_num_seqs, max_len=specs.max_model_len)
 
 
-def eos_of(specs: DeviceSpecs) -> Int32Array:
-    return int32(np.sort(np.array(specs.eos_token_ids, dtype=np.int32)))
+def eos_mask(specs: DeviceSpecs) -> BoolArray:
+    """bool ``[vocab]``, True at the model's EOS ids."""
+    mask: BoolArray = np.zeros(specs.vocab_size, dtype=np.bool_)
+    mask[[token for token in specs.eos_token_ids if token < specs.vocab_size]] = True
+    return mask
 
 
 def ingress_of(settings: Settings, specs: DeviceSpecs, table: RequestTable, grammar: GrammarQueue) -> Ingress:
@@ -151,7 +153,7 @@ class ControlContainer(containers.DeclarativeContainer):
         dp_step=ref(one(DpStep, mesh=ref(mesh))),
         history=ref(history),
         pipeline=ref(pipeline),
-        output=ref(one(Output, table=ref(table), eos=ref(one(eos_of, ref(specs))))),
+        output=ref(one(Output, table=ref(table), is_eos=ref(one(eos_mask, ref(specs))))),
         pd=ref(pd),
         eplb=ref(eplb),
         kv_events=ref(one(KvEvents, sink=ref(kv_sink))),

@@ -16,7 +16,7 @@ import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar, cast
 
 import attrs
 
@@ -104,12 +104,12 @@ class Engine:
             resolved = resolve_model(chosen.model, watch)
             checkpoint = open_checkpoint(resolved)
             rank = opening.enter_context(
-                rank_engine(chosen, connect=self._connect, resolved=resolved, progress=watch, **parts)
+                rank_engine(chosen, connect=self._connect, resolved=resolved, progress=watch, **cast("dict[str, Any]", parts))
             )
             self._settings = chosen
             self._rank = rank
             self._tokenizer: TextTokenizer = load_tokenizer(checkpoint)
-            self._chat: ChatTemplate | None = _chat(checkpoint, self._tokenizer)
+            self._chat: ChatTemplate | None = chat_template(checkpoint)
             self._control = threading.Thread(target=self._run_rank, name="ts-control", daemon=True)
             self._control.start()
             opening.callback(self._stop_rank)
@@ -140,9 +140,7 @@ class Engine:
         """The rank behind this engine, for tests and instruments."""
         return self._rank
 
-    def generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling: SamplingOptions | None = None
-    ) -> list[Completion]:
+    def generate(self, prompts: Prompt | Sequence[Prompt], sampling: SamplingOptions | None = None) -> list[Completion]:
         """Complete all `prompts` (texts or token ids), batched; results in the order of the prompts.
 
         Raises: RequestError: a prompt or the sampling is invalid, before anything runs. EngineDead.
@@ -255,9 +253,7 @@ class Engine:
         options = sampling or SamplingOptions()
         inputs = [options.with_prompt(frozen_tokens(self._ids(prompt))) for prompt in _listed(prompts)]
         for at, inp in enumerate(inputs):
-            faults = input_faults(
-                inp, self.info, max_choices=self._settings.server.max_choices, field=f"prompts[{at}]"
-            )
+            faults = input_faults(inp, self.info, max_choices=self._settings.server.max_choices, field=f"prompts[{at}]")
             if faults:
                 raise RequestError("; ".join(str(fault) for fault in faults), field=faults[0].field)
         return inputs
@@ -298,18 +294,14 @@ class Engine:
         return result
 
 
-def _chat(checkpoint: Checkpoint, tokenizer: TextTokenizer) -> ChatTemplate | None:
-    return chat_template(checkpoint, tokenizer) if checkpoint.chat_template else None
-
-
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many: a text, a list of ids, or a list of either."""
     if isinstance(prompts, str):
         return [prompts]
     items = list(prompts)
-    if items and isinstance(items[0], int):
-        return [items]
-    return items
+    if items and all(isinstance(item, int) for item in items):
+        return [cast("list[int]", items)]
+    return cast("list[Prompt]", items)
 
 
 async def _next(deltas: AsyncGenerator[ChoiceDelta, None]) -> ChoiceDelta | None:

@@ -6,11 +6,14 @@ operations, not a Python object a request. Never calls the scheduler or a socket
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import numpy as np
 
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.messages import (
+    BoolArray,
     Finish,
     Int32Array,
     LoadReport,
@@ -23,16 +26,60 @@ from tokenspeed.plane.results import ForwardLanded, ForwardResult
 from tokenspeed.plane.table import RequestTable
 
 NO_PLAN = LogprobPlan()
+LENGTH = np.int32(Finish.LENGTH)
 NAN_STATUS = 500
 NAN_TEXT = "the model's output for this request was not a number; the request was ended, others are unaffected"
 
 
 @attrs.define(eq=False)
 class Columns:
-    """Writer: Output. Rows of the next message, by request; `index` finds a request's entry by row."""
+    """Writer: Output. The next message under way; `index` finds a request's entry by its row."""
 
-    batch: OutputBatch
+    rids: list[str] = attrs.field(factory=list[str])
+    output_ids: list[list[int]] = attrs.field(factory=list[list[int]])
+    finished: list[int] = attrs.field(factory=list[int])
+    prompt_tokens: list[int] = attrs.field(factory=list[int])
+    completion_tokens: list[int] = attrs.field(factory=list[int])
+    cached_tokens: list[int] = attrs.field(factory=list[int])
+    logprobs: list[list[float]] = attrs.field(factory=list[list[float]])
+    top_logprobs: list[list[TopLogprobs]] = attrs.field(factory=list[list[TopLogprobs]])
+    prompt_logprobs: list[list[float | None]] = attrs.field(factory=list[list[float | None]])
+    prompt_top_logprobs: list[list[TopLogprobs | None]] = attrs.field(factory=list[list[TopLogprobs | None]])
+    status: list[int] = attrs.field(factory=list[int])
+    messages: list[str] = attrs.field(factory=list[str])
     index: dict[int, int] = attrs.field(factory=dict[int, int])
+
+    def blank(self, rid: str, *, prompt: int, completion: int, cached: int) -> int:
+        """One more entry without tokens; returns its place."""
+        self.rids.append(rid)
+        self.output_ids.append([])
+        self.finished.append(0)
+        self.prompt_tokens.append(prompt)
+        self.completion_tokens.append(completion)
+        self.cached_tokens.append(cached)
+        for column in (self.logprobs, self.top_logprobs, self.prompt_logprobs, self.prompt_top_logprobs):
+            column.append([])
+        self.status.append(0)
+        self.messages.append("")
+        return len(self.rids) - 1
+
+    def message(self, load: LoadReport | None, engine_index: int) -> OutputBatch:
+        return OutputBatch(
+            rids=self.rids,
+            output_ids=self.output_ids,
+            finished=self.finished,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            cached_tokens=self.cached_tokens,
+            logprobs=self.logprobs,
+            top_logprobs=self.top_logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            prompt_top_logprobs=self.prompt_top_logprobs,
+            status=self.status,
+            messages=self.messages,
+            load=load,
+            engine_index=engine_index,
+        )
 
 
 @attrs.define(eq=False)
@@ -53,11 +100,11 @@ class Output:
     """Owns the committed token lists (HS-1) and what the client has been told.
 
     Attributes:
-        eos: int32, the model's EOS ids, sorted.
+        is_eos: bool ``[vocab]``, True at the model's EOS ids.
     """
 
     table: RequestTable
-    eos: Int32Array
+    is_eos: BoolArray
     engine_index: int = 0
     state: OutputState = attrs.field(factory=OutputState)
 
@@ -93,31 +140,35 @@ class Output:
         table = self.table
         if result.prompt_logprobs:
             self._collect_prompt(batch, result)
-        sampled: Int32Array = np.flatnonzero(batch.samples).astype(np.int32)
-        if len(sampled) != len(result.tokens):
-            raise InvariantBroken("one token for each sampled row", rows=len(sampled), tokens=len(result.tokens))
-        rows = batch.rows[sampled]
+        rows, indices = batch.rows, None
+        if not batch.samples.all():
+            indices = batch.samples.nonzero()[0]
+            rows = rows[indices]
         tokens = np.array(result.tokens, dtype=np.int32)
+        if len(rows) != len(tokens):
+            raise InvariantBroken("one token for each sampled row", rows=len(rows), tokens=len(tokens))
         live = table.output.owned[rows]
+        broken: tuple[int, ...] = ()
         if result.nan_rows:
-            broken = np.isin(sampled, result.nan_rows)
-            bad = batch.rows[sampled[broken & live]]
-            self.end(tuple(bad.tolist()), Finish.ABORT, status=NAN_STATUS, message=NAN_TEXT)
-            finished_early = tuple(bad.tolist())
-            live = live & ~broken
-        else:
-            finished_early = ()
+            broken = self._end_broken(batch, result.nan_rows)
+            live = table.output.owned[rows]
         if not live.all():
-            keep = np.flatnonzero(live)
-            sampled, rows, tokens = sampled[keep], rows[keep], tokens[keep]
+            keep = live.nonzero()[0]
+            rows, tokens = rows[keep], tokens[keep]
+            indices = keep if indices is None else indices[keep]
         if not len(rows):
-            return ForwardLanded(batch=batch, finished=finished_early)
+            return ForwardLanded(batch=batch, finished=broken)
         produced = self._append(rows, tokens)
         finish = self._ends(rows, tokens, produced)
-        self._emit(rows, sampled, tokens, produced, finish, result)
+        self._emit(rows, tokens, produced, finish)
+        if result.token_logprobs or self.state.prompt_values:
+            places = range(len(rows)) if indices is None else indices.tolist()
+            self._add_logprobs(rows.tolist(), list(places), result)
+        if not finish.any():
+            return ForwardLanded(batch=batch, finished=broken)
         ended = rows[finish != 0]
         table.output.owned[ended] = False
-        return ForwardLanded(batch=batch, finished=finished_early + tuple(ended.tolist()))
+        return ForwardLanded(batch=batch, finished=broken + tuple(ended.tolist()))
 
     def end(self, rows: tuple[int, ...], finish: Finish, *, status: int = 0, message: str = "") -> tuple[int, ...]:
         """End live requests outside a forward's result; returns those that were still live."""
@@ -125,8 +176,8 @@ class Output:
         for row in rows:
             if not self.table.output.owned[row]:
                 continue
-            at = self._entry(row)
-            columns = self._pending().batch
+            columns = self._pending()
+            at = self._entry(columns, row)
             columns.finished[at] = int(finish)
             columns.status[at] = status
             columns.messages[at] = message
@@ -140,11 +191,11 @@ class Output:
     def refuse(self, refusals: tuple[Refusal, ...]) -> None:
         """Tell clients that their requests were not accepted; such requests have no row."""
         for refusal in refusals:
-            columns = self._pending().batch
-            _append_blank(columns, refusal.rid, prompt=0, completion=0, cached=0)
-            columns.finished[-1] = int(Finish.ABORT)
-            columns.status[-1] = refusal.status
-            columns.messages[-1] = refusal.message
+            columns = self._pending()
+            at = columns.blank(refusal.rid, prompt=0, completion=0, cached=0)
+            columns.finished[at] = int(Finish.ABORT)
+            columns.status[at] = refusal.status
+            columns.messages[at] = refusal.message
 
     def reject(self, rows: tuple[int, ...], message: str) -> None:
         """End requests whose submission failed with a client error; they leave at once (OL-16)."""
@@ -154,98 +205,95 @@ class Output:
         """The round's one message (OL-12), or None if there is nothing to say."""
         pending = self.state.pending
         if pending is None:
-            return None if load is None else attrs.evolve(empty_batch(self.engine_index), load=load)
+            return None if load is None else Columns().message(load, self.engine_index)
         self.state.pending = None
-        return attrs.evolve(pending.batch, load=load)
+        return pending.message(load, self.engine_index)
 
     @property
     def has_output(self) -> bool:
         return self.state.pending is not None
 
+    def _end_broken(self, batch: ForwardBatch, nan_rows: list[int]) -> tuple[int, ...]:
+        """End the requests whose logits were not numbers, each alone (OL-6); returns their rows."""
+        rows = tuple(batch.rows[nan_rows].tolist())
+        return self.end(rows, Finish.ABORT, status=NAN_STATUS, message=NAN_TEXT)
+
     def _append(self, rows: Int32Array, tokens: Int32Array) -> Int32Array:
         """Write the new tokens behind the known ones; returns output lengths int32 ``[n]``."""
-        columns, schedule = self.table.tokens, self.table.schedule
-        slots = schedule.slot[rows]
-        if (slots < 0).any():
+        columns = self.table.tokens
+        slots = self.table.schedule.slot[rows]
+        if slots.min() < 0:
             raise InvariantBroken("a result for a request without a slot", rows=rows[slots < 0].tolist())
-        at = columns.known[rows]
-        columns.seated[slots, at] = tokens
-        columns.known[rows] = at + 1
-        produced: Int32Array = at + 1 - self.table.identity.prompt_len[rows]
+        known = columns.known[rows]
+        columns.seated[slots, known] = tokens
+        known += 1
+        columns.known[rows] = known
+        produced: Int32Array = known - self.table.identity.prompt_len[rows]
         return produced
 
     def _ends(self, rows: Int32Array, tokens: Int32Array, produced: Int32Array) -> Int32Array:
         """`Finish` values int32 ``[n]``; a stop id wins over the length limit."""
         identity = self.table.identity
-        finish = np.where(produced >= identity.max_new[rows], np.int32(Finish.LENGTH), np.int32(0))
-        may_stop = produced >= identity.min_new[rows]
-        stops = np.isin(tokens, self.eos) & identity.eos_ends[rows]
+        finish: Int32Array = (produced >= identity.max_new[rows]) * LENGTH
+        stops = self.is_eos[tokens]
+        stops &= identity.eos_ends[rows]
         extra = identity.has_extra_stops[rows]
         if extra.any():
-            for i in np.flatnonzero(extra).tolist():
+            for i in extra.nonzero()[0].tolist():
                 stops[i] |= int(tokens[i]) in identity.extra_stops[int(rows[i])]
-        finish[stops & may_stop] = Finish.STOP
+        if stops.any():
+            stops &= produced >= identity.min_new[rows]
+            finish[stops] = Finish.STOP
         self.table.output.finish[rows] = finish
         return finish
 
-    def _emit(
-        self,
-        rows: Int32Array,
-        indices: Int32Array,
-        tokens: Int32Array,
-        produced: Int32Array,
-        finish: Int32Array,
-        result: ForwardResult,
-    ) -> None:
-        """Put one entry a row into the pending columns; `indices` are the rows' places in the batch."""
-        if self.state.pending is None:
-            self._emit_fresh(rows, tokens, produced, finish)
-        else:
-            self._emit_again(rows, tokens, produced, finish)
-        if not (result.token_logprobs or self.state.prompt_values):
+    def _emit(self, rows: Int32Array, tokens: Int32Array, produced: Int32Array, finish: Int32Array) -> None:
+        """Put one entry a row into the pending columns."""
+        if self.state.pending is not None:
+            self._emit_again(self.state.pending, rows, tokens, produced, finish)
             return
-        batch, entry = self._pending().batch, self._pending().index
-        for index, row in zip(indices.tolist(), rows.tolist(), strict=True):
-            at = entry[row]
-            if index in result.token_logprobs:
-                batch.logprobs[at] = [*batch.logprobs[at], result.token_logprobs[index]]
-                if index in result.token_top_logprobs:
-                    batch.top_logprobs[at] = [*batch.top_logprobs[at], result.token_top_logprobs[index]]
-            if row in self.state.prompt_values:
-                batch.prompt_logprobs[at] = self.state.prompt_values.pop(row)
-                batch.prompt_top_logprobs[at] = self.state.prompt_tops.pop(row)
-
-    def _emit_fresh(self, rows: Int32Array, tokens: Int32Array, produced: Int32Array, finish: Int32Array) -> None:
-        rid, n = self.table.identity.rid, len(rows)
-        listed = rows.tolist()
-        batch = OutputBatch(
+        rid, n, listed = self.table.identity.rid, len(rows), rows.tolist()
+        nothing: list[Any] = [[]] * n  # one shared empty list: entries are replaced, never appended to
+        self.state.pending = Columns(
             rids=[rid[row] for row in listed],
             output_ids=tokens.reshape(-1, 1).tolist(),
             finished=finish.tolist(),
             prompt_tokens=self.table.identity.prompt_len[rows].tolist(),
             completion_tokens=produced.tolist(),
             cached_tokens=self.table.schedule.cached[rows].tolist(),
-            # One shared empty list a column: entries are replaced, never appended to.
-            logprobs=[[]] * n,
-            top_logprobs=[[]] * n,
-            prompt_logprobs=[[]] * n,
-            prompt_top_logprobs=[[]] * n,
+            logprobs=nothing,
+            top_logprobs=nothing.copy(),
+            prompt_logprobs=nothing.copy(),
+            prompt_top_logprobs=nothing.copy(),
             status=[0] * n,
             messages=[""] * n,
-            engine_index=self.engine_index,
+            index=dict(zip(listed, range(n), strict=True)),
         )
-        self.state.pending = Columns(batch=batch, index=dict(zip(listed, range(n), strict=True)))
 
-    def _emit_again(self, rows: Int32Array, tokens: Int32Array, produced: Int32Array, finish: Int32Array) -> None:
+    def _emit_again(
+        self, columns: Columns, rows: Int32Array, tokens: Int32Array, produced: Int32Array, finish: Int32Array
+    ) -> None:
         """A second commit of the round, or outputs behind refusals: merge into the entries there are."""
         for row, token, length, end in zip(
             rows.tolist(), tokens.tolist(), produced.tolist(), finish.tolist(), strict=True
         ):
-            at = self._entry(row)
-            batch = self._pending().batch
-            batch.output_ids[at].append(token)
-            batch.completion_tokens[at] = length
-            batch.finished[at] = end
+            at = self._entry(columns, row)
+            columns.output_ids[at] = [*columns.output_ids[at], token]
+            columns.completion_tokens[at] = length
+            columns.finished[at] = end
+
+    def _add_logprobs(self, rows: list[int], indices: list[int], result: ForwardResult) -> None:
+        """Log-probabilities of the rows that asked; `indices` are the rows' places in the batch."""
+        columns = self._pending()
+        for index, row in zip(indices, rows, strict=True):
+            at = columns.index[row]
+            if index in result.token_logprobs:
+                columns.logprobs[at] = [*columns.logprobs[at], result.token_logprobs[index]]
+                if index in result.token_top_logprobs:
+                    columns.top_logprobs[at] = [*columns.top_logprobs[at], result.token_top_logprobs[index]]
+            if row in self.state.prompt_values:
+                columns.prompt_logprobs[at] = self.state.prompt_values.pop(row)
+                columns.prompt_top_logprobs[at] = self.state.prompt_tops.pop(row)
 
     def _collect_prompt(self, batch: ForwardBatch, result: ForwardResult) -> None:
         identity = self.table.identity
@@ -269,55 +317,18 @@ class Output:
 
     def _pending(self) -> Columns:
         if self.state.pending is None:
-            self.state.pending = Columns(batch=empty_batch(self.engine_index))
+            self.state.pending = Columns()
         return self.state.pending
 
-    def _entry(self, row: int) -> int:
-        pending = self._pending()
-        at = pending.index.get(row)
+    def _entry(self, columns: Columns, row: int) -> int:
+        at = columns.index.get(row)
         if at is None:
             table = self.table
-            at = pending.index[row] = len(pending.batch.rids)
             prompt = int(table.identity.prompt_len[row])
-            _append_blank(
-                pending.batch,
+            at = columns.index[row] = columns.blank(
                 table.identity.rid[row],
                 prompt=prompt,
                 completion=int(table.tokens.known[row]) - prompt,
                 cached=int(table.schedule.cached[row]),
             )
         return at
-
-
-def empty_batch(engine_index: int) -> OutputBatch:
-    """A message with no rows: carries a load report, or collects entries."""
-    return OutputBatch(
-        rids=[],
-        output_ids=[],
-        finished=[],
-        prompt_tokens=[],
-        completion_tokens=[],
-        cached_tokens=[],
-        logprobs=[],
-        top_logprobs=[],
-        prompt_logprobs=[],
-        prompt_top_logprobs=[],
-        status=[],
-        messages=[],
-        engine_index=engine_index,
-    )
-
-
-def _append_blank(batch: OutputBatch, rid: str, *, prompt: int, completion: int, cached: int) -> None:
-    batch.rids.append(rid)
-    batch.output_ids.append([])
-    batch.finished.append(0)
-    batch.prompt_tokens.append(prompt)
-    batch.completion_tokens.append(completion)
-    batch.cached_tokens.append(cached)
-    batch.logprobs.append([])
-    batch.top_logprobs.append([])
-    batch.prompt_logprobs.append([])
-    batch.prompt_top_logprobs.append([])
-    batch.status.append(0)
-    batch.messages.append("")
