@@ -9,10 +9,9 @@ from contextlib import contextmanager
 import attrs
 import numpy as np
 
-from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.checkpoint.checkpoint import Checkpoint
-from tokenspeed.checkpoint.resolved import CheckpointKind
-from tokenspeed.checkpoint.tokenizer_data import TokenizerBytes
+from tokenspeed.checkpoint.config import ModelConfig
+from tokenspeed.checkpoint.random_models import open_random_checkpoint
 from tokenspeed.device.backends.cpu import CpuBackend, open_cpu_backend
 from tokenspeed.plane.messages import SamplingParams
 from tokenspeed.plane.plan import (
@@ -179,9 +178,7 @@ def granted(*blocks: tuple[int, int, int]) -> tuple[BlockGrants, ...]:
 
 
 def seat(slot: int, *, row: int | None = None, prompt_len: int = 1) -> Seat:
-    return Seat(
-        slot=slot, row=slot if row is None else row, rid=f"r{slot}", sampling=Sampling(), prompt_len=prompt_len
-    )
+    return Seat(slot=slot, row=slot if row is None else row, rid=f"r{slot}", sampling=Sampling(), prompt_len=prompt_len)
 
 
 def plan(round_id: int = 1, work: ForwardBatch | None = None, **streams: object) -> ExecutionPlan:
@@ -236,20 +233,12 @@ TINY_CONFIG = ModelConfig(
 
 
 def checkpoint(config: ModelConfig = TINY_CONFIG, **changes: object) -> Checkpoint:
-    """A checkpoint without files."""
-    fields = {
-        "kind": CheckpointKind.RANDOM,
-        "path": None,
-        "name": "toy",
+    """A checkpoint without files, called toy; its tokenizer knows as many ids as the model."""
+    defaults = {
         "served_name": "toy",
         "config": config,
-        "weight_files": (),
         "generation": SamplingParams(temperature=0.5),
         "eos_token_ids": (0,),
-        "bos_token_id": None,
-        "add_bos": False,
         "tokenizer_vocab_size": config.vocab_size,
-        "chat_template": None,
-        "tokenizer": TokenizerBytes(specials=()),
     }
-    return Checkpoint(**(fields | changes))
+    return attrs.evolve(open_random_checkpoint("tiny-llama", served_name="toy"), **(defaults | changes))

@@ -112,7 +112,7 @@ class ToyRig:
         self.backend.exec_stream.release()
 
     def page(self, page: int) -> list[int]:
-        return on_stream(self.backend.inner.exec_stream, lambda: self.bound.pool.pages[page].tolist(), "read")
+        return on_stream(self.backend.inner.exec_stream, self.bound.pool.pages[page].tolist, "read")
 
     @property
     def labels(self) -> list[str]:
@@ -129,7 +129,9 @@ def toy_rig(
 ) -> Iterator[ToyRig]:
     with cpu_backend() as inner:
         log: list[tuple[str, str]] = []
-        streams = {f"{name}_stream": StreamLog(getattr(inner, f"{name}_stream"), log) for name in ("exec", "write", "load")}
+        streams = {
+            f"{name}_stream": StreamLog(getattr(inner, f"{name}_stream"), log) for name in ("exec", "write", "load")
+        }
         backend, sampler = LoggedBackend(inner=inner, log=log, **streams), ToySampler()
         model = ToyModel(vocab_size=VOCAB, nan_after=nan_after)
 

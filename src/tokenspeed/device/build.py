@@ -1,0 +1,178 @@
+"""Make the whole device side and hand back five things; everything else stays local (DP-26).
+
+When `build_device_side` returns, the device side is complete and warm: nothing is wired later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from types import MappingProxyType
+
+import attrs
+
+from tokenspeed.checkpoint.checkpoint import Checkpoint
+from tokenspeed.checkpoint.progress import NoProgress, Progress
+from tokenspeed.device.attention_build import AttentionBuild, HostCacheFacts, attention_build
+from tokenspeed.device.backends.base import Backend
+from tokenspeed.device.backends.cpu import open_cpu_backend
+from tokenspeed.device.defaults import ModelFromWeights, default_sampler, raw_logprobs
+from tokenspeed.device.executors.streams import StreamExecutor, stream_executor
+from tokenspeed.device.handle import StreamDeviceHandle
+from tokenspeed.device.machine import Machine, read_machine
+from tokenspeed.device.memory import (
+    MemoryPlan,
+    ModelNeeds,
+    check_weights_fit,
+    longest_wanted,
+    memory_budget,
+    plan_memory,
+    working_bytes,
+)
+from tokenspeed.device.on_stream import on_stream
+from tokenspeed.device.parts import DeviceParts, ModelFactory, SamplerFactory
+from tokenspeed.device.profile import TraceProfiler
+from tokenspeed.device.specs_of import specs_of
+from tokenspeed.device.warm_up import warm_up
+from tokenspeed.errors import NotSupported
+from tokenspeed.plane.ports import DeviceHandle
+from tokenspeed.plane.specs import DeviceSpecs
+from tokenspeed.settings.model import Backend as BackendKind
+from tokenspeed.settings.model import DeviceSettings, Settings
+
+log = logging.getLogger(__name__)
+
+OPENERS: Mapping[BackendKind, Callable[[int], Backend]] = MappingProxyType({BackendKind.CPU: open_cpu_backend})
+"""The one place where a backend's name becomes a backend; the argument is the number of compute threads."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class DeviceBuild:
+    """All that a build hands out. The bootstrap takes it apart and keeps none of it (DP-32).
+
+    Attributes:
+        specs: plain values for planning.
+        handle: everything the control plane can ask for; for `open_data_plane` and nobody else.
+        transfer: settings and fences for a transfer peer; None: this build has none.
+        host_cache: layout of the cache for host-side tiers, as plain values.
+        encoder_model_facts: resolves the facts of the model's encoder; raises NotSupported for a
+            model that reads text only.
+    """
+
+    specs: DeviceSpecs
+    handle: DeviceHandle
+    transfer: None
+    host_cache: HostCacheFacts
+    encoder_model_facts: Callable[[], object]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TextOnly:
+    """The `encoder_model_facts` of a model without an encoder."""
+
+    model_name: str
+
+    def __call__(self) -> object:
+        raise NotSupported(f"{self.model_name} reads text only: it has no encoder")
+
+
+def build_device_side(
+    settings: Settings,
+    checkpoint: Checkpoint,
+    parts: DeviceParts | None = None,
+    progress: Progress | None = None,
+) -> DeviceBuild:
+    """Open the device, load the model, size and allocate the pool, run one request through.
+
+    Whatever was opened is closed again if a step fails.
+
+    Raises: SettingsError: the settings do not fit machine or model. ModelError: the weights cannot
+        be loaded, or compute no numbers. NotSupported: the backend is not in this build.
+    """
+    given, watch = parts or DeviceParts(), progress or NoProgress()
+    machine = given.machine or read_machine()
+    model: ModelFactory = given.model or ModelFromWeights()
+    with ExitStack() as opened:
+        backend = open_backend(settings.device, machine)
+        opened.callback(backend.close)
+        attention, memory = _load(settings, checkpoint, model, backend, machine, watch)
+        specs = specs_of(settings, checkpoint, memory)
+        make_sampler: SamplerFactory = given.sampler or default_sampler
+        executor = on_stream(
+            backend.exec_stream, lambda: _executor(backend, attention, specs, make_sampler), "executor"
+        )
+        watch.step("warm-up", 0, 1)
+        warm_up(executor, specs)
+        watch.step("warm-up", 1, 1)
+        handle = StreamDeviceHandle(
+            backend=backend,
+            executor=executor,
+            profiler=TraceProfiler(stream=backend.exec_stream),
+            rounds=given.rounds,
+        )
+        opened.pop_all()
+    return DeviceBuild(
+        specs=specs,
+        handle=handle,
+        transfer=None,
+        host_cache=attention.host_facts(),
+        encoder_model_facts=TextOnly(model_name=specs.model_name),
+    )
+
+
+def open_backend(device: DeviceSettings, machine: Machine) -> Backend:
+    """The backend that the settings name, with the threads they or the machine allow.
+
+    Raises: NotSupported: this build has no such backend.
+    """
+    opener = OPENERS.get(device.backend)
+    if opener is None:
+        known = ", ".join(kind.value for kind in OPENERS)
+        raise NotSupported(f"device.backend: this build has no {device.backend.value!r} backend; it has: {known}")
+    threads = device.threads or machine.cpus
+    log.info("compute: %d threads (%s)", threads, "device.threads" if device.threads else machine.cpu_source)
+    return opener(threads)
+
+
+def _load(
+    settings: Settings,
+    checkpoint: Checkpoint,
+    model: ModelFactory,
+    backend: Backend,
+    machine: Machine,
+    progress: Progress,
+) -> tuple[AttentionBuild, MemoryPlan]:
+    """Weights first, because what they leave of the budget is the pool's."""
+    config, page_tokens, stream = checkpoint.config, settings.cache.page_tokens, backend.exec_stream
+    longest = longest_wanted(settings, config.max_positions)
+    budget = memory_budget(settings.device, machine)
+    check_weights_fit(budget, model.expected_bytes(config))
+    weights = on_stream(stream, lambda: model.load(checkpoint, progress), "load")
+    needs = ModelNeeds(
+        weights_bytes=weights.nbytes,
+        page_bytes=model.bytes_per_page(config, page_tokens),
+        scratch_per_page=2 * model.bytes_per_page(config, page_tokens) // config.num_layers,
+        max_positions=config.max_positions,
+    )
+    memory = plan_memory(settings, budget, needs, working_bytes(config, settings.scheduler, longest))
+    for line in memory.lines():
+        log.info("%s", line)
+    bound = on_stream(stream, lambda: model.bind(weights, num_pages=memory.num_pages, page_tokens=page_tokens), "bind")
+    return attention_build(bound, memory, layers=config.num_layers), memory
+
+
+def _executor(
+    backend: Backend, attention: AttentionBuild, specs: DeviceSpecs, make_sampler: SamplerFactory
+) -> StreamExecutor:
+    return stream_executor(
+        backend=backend,
+        step=attention.step,
+        pool=attention.pool,
+        sampler=make_sampler(slots=specs.max_num_seqs, vocab_size=specs.vocab_size),
+        logprobs=raw_logprobs,
+        max_num_seqs=specs.max_num_seqs,
+        max_model_len=specs.max_model_len,
+        num_pages=specs.num_pages,
+        page_tokens=specs.page_tokens,
+    )

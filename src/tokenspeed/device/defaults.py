@@ -1,0 +1,50 @@
+"""The build's own choice of model and sampler; everything here runs inside jobs of the exec stream."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+from tokenspeed.checkpoint.checkpoint import Checkpoint
+from tokenspeed.checkpoint.config import ModelConfig
+from tokenspeed.checkpoint.progress import Progress
+from tokenspeed.device.executors.ports import TokenSampler
+from tokenspeed.device.kv.pool import kv_bytes_per_page
+from tokenspeed.device.parts import BoundModel, LoadedWeights
+from tokenspeed.device.weights.bind import bind_model
+from tokenspeed.device.weights.load import Weights, load_weights
+from tokenspeed.device.weights.shapes import model_bytes
+from tokenspeed.errors import InvariantBroken
+
+
+@attrs.frozen(eq=False)
+class ModelFromWeights:
+    """`device.parts.ModelFactory` of the checkpoint's own weights."""
+
+    def expected_bytes(self, config: ModelConfig) -> int:
+        return model_bytes(config)
+
+    def bytes_per_page(self, config: ModelConfig, page_tokens: int) -> int:
+        return kv_bytes_per_page(config, page_tokens)
+
+    def load(self, checkpoint: Checkpoint, progress: Progress) -> Weights:
+        return load_weights(checkpoint, progress=progress)
+
+    def bind(self, weights: LoadedWeights, *, num_pages: int, page_tokens: int) -> BoundModel:
+        if not isinstance(weights, Weights):
+            raise InvariantBroken("weights of another factory", kind=type(weights).__name__)
+        return bind_model(weights, num_pages=num_pages, page_tokens=page_tokens)
+
+
+def default_sampler(*, slots: int, vocab_size: int) -> TokenSampler:
+    from tokenspeed.device.sampling.sampler import batch_sampler
+
+    return batch_sampler(slots=slots, vocab_size=vocab_size)
+
+
+def raw_logprobs(
+    logits: torch.Tensor, tokens: torch.Tensor, top: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    from tokenspeed.device.sampling.base import logprobs
+
+    return logprobs(logits, tokens, top)

@@ -1,0 +1,75 @@
+"""The replaceable parts of the device side; `build_device_side(settings, checkpoint, DeviceParts(...))`."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import attrs
+
+from tokenspeed.checkpoint.checkpoint import Checkpoint
+from tokenspeed.checkpoint.config import ModelConfig
+from tokenspeed.checkpoint.progress import Progress
+from tokenspeed.device.executors.ports import BlockPool, TokenSampler
+from tokenspeed.device.gc_hooks import AutomaticCollection, RoundCounter
+from tokenspeed.device.machine import Machine
+from tokenspeed.device.step import ForwardStep
+
+
+class LoadedWeights(Protocol):
+    """Weights in memory, not yet bound to a pool."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class BoundModel(Protocol):
+    """A model that can run: its step writes into its pool."""
+
+    @property
+    def step(self) -> ForwardStep: ...
+
+    @property
+    def pool(self) -> BlockPool: ...
+
+
+class ModelFactory(Protocol):
+    """Makes the model in two steps, because the pool's size depends on the weights'. Exec stream only."""
+
+    def expected_bytes(self, config: ModelConfig) -> int:
+        """About what the weights will take; 0 where that is not known. May be called from any thread."""
+        ...
+
+    def bytes_per_page(self, config: ModelConfig, page_tokens: int) -> int:
+        """KV of one page over all layers. May be called from any thread."""
+        ...
+
+    def load(self, checkpoint: Checkpoint, progress: Progress) -> LoadedWeights:
+        """Raises ModelError: the checkpoint's tensors are not those of its configuration."""
+        ...
+
+    def bind(self, weights: LoadedWeights, *, num_pages: int, page_tokens: int) -> BoundModel:
+        """Allocate the pool; `weights` is what `load` returned and belongs to the result."""
+        ...
+
+
+class SamplerFactory(Protocol):
+    """Makes the sampler. Exec stream only."""
+
+    def __call__(self, *, slots: int, vocab_size: int) -> TokenSampler:
+        """`vocab_size`: ids from there on must never be drawn, though the logits may be wider."""
+        ...
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class DeviceParts:
+    """What to use in place of the build's own choice; None: the build's own.
+
+    Attributes:
+        rounds: is told of forwarded rounds; a rank process of the launcher passes `GcHooks`.
+        machine: limits to size by; None: those of this process.
+    """
+
+    model: ModelFactory | None = None
+    sampler: SamplerFactory | None = None
+    rounds: RoundCounter = attrs.field(factory=AutomaticCollection)
+    machine: Machine | None = None

@@ -1,0 +1,42 @@
+"""The numbers and names that planning gets to know of a built device side."""
+
+from __future__ import annotations
+
+from tokenspeed.checkpoint.checkpoint import Checkpoint
+from tokenspeed.device.memory import MemoryPlan
+from tokenspeed.plane.messages import SamplingParams
+from tokenspeed.plane.specs import CacheGroupSpec, DeviceSpecs
+from tokenspeed.settings.model import Settings
+
+MAX_LOGPROBS = 20
+"""Alternatives a sampled row can return: what the OpenAI API allows."""
+
+
+def vocabulary_of(checkpoint: Checkpoint) -> int:
+    """Ids that have a text and a logit: embeddings are often padded, tokenizers sometimes grown."""
+    return min(checkpoint.config.vocab_size, checkpoint.tokenizer_vocab_size)
+
+
+def specs_of(settings: Settings, checkpoint: Checkpoint, memory: MemoryPlan) -> DeviceSpecs:
+    """Settings and checkpoint as resolved by the build. Nothing in it can act."""
+    config = checkpoint.config
+    group = CacheGroupSpec(block_tokens=memory.page_tokens, layers=config.num_layers, bytes_per_block=memory.page_bytes)
+    return DeviceSpecs(
+        backend=settings.device.backend.value,
+        model_name=settings.model.served_name or checkpoint.served_name,
+        model_type=config.model_type,
+        architectures=config.architectures,
+        dtype=settings.model.dtype.value,
+        vocab_size=vocabulary_of(checkpoint),
+        max_model_len=memory.max_model_len,
+        num_pages=memory.num_pages,
+        page_tokens=memory.page_tokens,
+        groups=(group,),
+        max_num_seqs=settings.scheduler.max_num_seqs,
+        max_batched_tokens=settings.scheduler.max_batched_tokens,
+        max_logprobs=min(MAX_LOGPROBS, vocabulary_of(checkpoint)),
+        eos_token_ids=checkpoint.eos_token_ids,
+        sampling_defaults=checkpoint.generation if settings.model.generation_defaults else SamplingParams(),
+        weights_bytes=memory.weights_bytes,
+        kv_pool_bytes=memory.pool_bytes,
+    )

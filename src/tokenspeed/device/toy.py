@@ -1,0 +1,140 @@
+"""A model without weights: the next token is a hash of the whole context, read back from the paged pool.
+
+The "KV" of a token is its id, kept in pages and found through the block tables that the executor
+gathers. A wrong token, position, slot, grant, page reuse or order changes every later token, so that
+comparing token streams is a strong check of everything around a model.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+from tokenspeed.checkpoint.checkpoint import Checkpoint
+from tokenspeed.checkpoint.config import ModelConfig
+from tokenspeed.checkpoint.progress import Progress
+from tokenspeed.device.step import LayersReady, RaggedRows
+from tokenspeed.errors import InvariantBroken
+from tokenspeed.plane.plan import Seat
+from tokenspeed.plane.table import Int64Array
+
+NEVER_WRITTEN = -7
+_BASE, _MODULUS, _START = 1_000_003, 2_147_483_629, 17
+
+
+def hash_context(tokens: list[int]) -> int:
+    """A polynomial hash of a context, equal on every machine."""
+    value = _START
+    for token in tokens:
+        value = (value * _BASE + token + 1) % _MODULUS
+    return value
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ToyPool:
+    """Token ids in pages: int64 ``[num_pages, page_tokens]``, NEVER_WRITTEN where clean."""
+
+    pages: torch.Tensor
+
+    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
+        sources, destinations = zip(*pairs, strict=True)
+        self.pages[list(destinations)] = self.pages[list(sources)]
+
+    def zero_blocks(self, blocks: tuple[int, ...]) -> None:
+        self.pages[list(blocks)] = NEVER_WRITTEN
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ToyStep:
+    """`ForwardStep` of the hash model.
+
+    Logits have one clear maximum at ``hash % vocab`` and a fixed wave elsewhere, so that
+    log-probabilities depend on the context too. A context that ends in a token of `nan_after` gives
+    a row of NaN.
+    """
+
+    pool: ToyPool
+    vocab_size: int
+    nan_after: frozenset[int] = frozenset()
+    num_layers: int = 1
+
+    def run(
+        self, rows: RaggedRows, *, layers: range, ready: LayersReady, hidden: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if layers != range(self.num_layers) or hidden is not None:
+            raise InvariantBroken("the toy model runs whole", layers=layers)
+        ready.wait_for(0)
+        page_tokens, contexts = self.pool.pages.shape[1], list[list[int]]()
+        for i in range(len(rows.contexts)):
+            first, end = int(rows.offsets[i]), int(rows.offsets[i + 1])
+            at = torch.arange(int(rows.contexts[i]))
+            blocks = rows.block_tables[i].long()[at // page_tokens]
+            positions = rows.positions[first:end]
+            self.pool.pages[blocks[positions], positions % page_tokens] = rows.token_ids[first:end]
+            context = self.pool.pages[blocks, at % page_tokens].tolist()
+            contexts.extend(context[: int(position) + 1] for position in positions)
+        wanted = [contexts[int(token)] for token in rows.logit_tokens]
+        return torch.stack([self._logits(context) for context in wanted]) if wanted else torch.zeros(0, self.vocab_size)
+
+    def _logits(self, context: list[int]) -> torch.Tensor:
+        if context[-1] in self.nan_after:
+            return torch.full((self.vocab_size,), torch.nan)
+        value = hash_context(context)
+        logits = torch.sin(torch.arange(self.vocab_size) * 0.7 + value % 1000)
+        logits[value % self.vocab_size] = 5.0
+        return logits
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ToyWeights:
+    nbytes: int = 0
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ToyBound:
+    step: ToyStep
+    pool: ToyPool
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ToyModel:
+    """`device.parts.ModelFactory` of the hash model; takes nothing of the checkpoint but its shape."""
+
+    vocab_size: int
+    nan_after: frozenset[int] = frozenset()
+
+    def expected_bytes(self, config: ModelConfig) -> int:
+        return 0
+
+    def bytes_per_page(self, config: ModelConfig, page_tokens: int) -> int:
+        return 8 * page_tokens
+
+    def load(self, checkpoint: Checkpoint, progress: Progress) -> ToyWeights:
+        return ToyWeights()
+
+    def bind(self, weights: object, *, num_pages: int, page_tokens: int) -> ToyBound:
+        pool = ToyPool(pages=torch.full((num_pages, page_tokens), NEVER_WRITTEN))
+        return ToyBound(step=ToyStep(pool=pool, vocab_size=self.vocab_size, nan_after=self.nan_after), pool=pool)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ToyTokens:
+    tokens: torch.Tensor
+    nan: torch.Tensor
+
+
+@attrs.define(eq=False)
+class ToySampler:
+    """Takes the likeliest token; `log` has what it was told, in order: ("seat" | "release" | "sample", slot)."""
+
+    log: list[tuple[str, int]] = attrs.field(factory=list[tuple[str, int]])
+
+    def seat(self, seat: Seat) -> None:
+        self.log.append(("seat", seat.slot))
+
+    def release(self, slot: int) -> None:
+        self.log.append(("release", slot))
+
+    def sample(self, logits: torch.Tensor, *, slots: Int64Array, positions: Int64Array) -> ToyTokens:
+        self.log.extend(("sample", slot) for slot in slots.tolist())
+        return ToyTokens(tokens=logits.argmax(dim=1), nan=logits.isnan().any(dim=1))

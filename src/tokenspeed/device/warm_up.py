@@ -1,0 +1,46 @@
+"""One request through the finished executor, before anybody waits for its answer."""
+
+from __future__ import annotations
+
+from tokenspeed.device.executors.streams import StreamExecutor
+from tokenspeed.device.step import AllReady
+from tokenspeed.errors import ModelError
+from tokenspeed.plane.plan import FROM_DEVICE, BlockGrants, Dispatch, ForwardBatch, Sampling, Seat, int32
+from tokenspeed.plane.specs import DeviceSpecs
+
+PROMPT_TOKENS = 32
+ROW, SLOT = 0, 0
+
+
+def warm_up(executor: StreamExecutor, specs: DeviceSpecs) -> None:
+    """A short prompt and one decode step, waited for; then the slot and its blocks are clean again.
+
+    Start-up only: it waits for the device.
+
+    Raises: ModelError: the logits are not numbers.
+    """
+    prompt = max(1, min(PROMPT_TOKENS, specs.max_batched_tokens, specs.max_model_len - 1))
+    pages = tuple(range(1, -(-min(prompt + 1, specs.max_model_len) // specs.page_tokens) + 1))
+    grants = BlockGrants(slots=int32([SLOT] * len(pages)), indices=int32(range(len(pages))), blocks=int32(pages))
+    seat = Seat(slot=SLOT, row=ROW, rid="warm-up", sampling=Sampling(), prompt_len=prompt)
+    steps = (
+        (_batch(start=0, tokens=[0] * prompt), (grants,), Dispatch(seats=(seat,))),
+        (_batch(start=prompt, tokens=[FROM_DEVICE]), (), Dispatch()),
+    )
+    for batch, changes, dispatch in steps:
+        result = executor.forward(batch, changes, dispatch, AllReady()).result()
+        if result.nan_rows:
+            raise ModelError(f"{specs.model_name}: the model's output is not a number; its weights are damaged")
+    executor.release((ROW,), (SLOT,))
+    executor.zero_blocks(pages)
+
+
+def _batch(*, start: int, tokens: list[int]) -> ForwardBatch:
+    return ForwardBatch(
+        rows=int32([ROW]),
+        slots=int32([SLOT]),
+        starts=int32([start]),
+        counts=int32([len(tokens)]),
+        samples=int32([1]).astype(bool),
+        input_ids=int32(tokens),
+    )
