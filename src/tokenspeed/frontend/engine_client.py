@@ -1,0 +1,293 @@
+"""The asyncio end of one engine's link: who gets which output, and what becomes of it when the engine dies.
+
+Events arrive on a wire thread, are put into a deque and handled on the event loop. Everything else
+here runs on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import attrs
+
+from tokenspeed.errors import EngineDead
+from tokenspeed.frontend.ports import LoadMeter
+from tokenspeed.plane.messages import (
+    AbortRequest,
+    ControlOp,
+    ControlReply,
+    EngineEvent,
+    EngineGone,
+    EngineInfo,
+    Finish,
+    GenerateRequest,
+    LoadReport,
+    OutputBatch,
+    TopLogprobs,
+)
+from tokenspeed.plane.ports import Clock, EngineLink
+
+
+@attrs.define(eq=False)
+class Arrived:
+    """What came for one sequence since its consumer last looked.
+
+    A consumer that does not look makes this grow, never anything else; it is bounded by the
+    sequence's max_tokens, which the context length bounds.
+
+    Attributes:
+        finish: RUNNING until the engine's last word on this sequence.
+        status, message: why the engine ended or refused it; 0 and "" for an ordinary end.
+    """
+
+    ids: list[int] = attrs.field(factory=list[int])
+    logprobs: list[float] = attrs.field(factory=list[float])
+    top_logprobs: list[TopLogprobs] = attrs.field(factory=list[TopLogprobs])
+    prompt_logprobs: list[float | None] = attrs.field(factory=list[float | None])
+    prompt_top_logprobs: list[TopLogprobs | None] = attrs.field(factory=list[TopLogprobs | None])
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    finish: Finish = Finish.RUNNING
+    status: int = 0
+    message: str = ""
+
+
+@attrs.define(eq=False)
+class Inbox:
+    """Where the sequences of one consumer arrive. Writers: the engine client, and the timer that expires it.
+
+    Attributes:
+        rids: of the sequences, by their place in the group.
+        arrived: by place, what was not taken yet.
+    """
+
+    rids: tuple[str, ...]
+    arrived: dict[int, Arrived] = attrs.field(factory=dict[int, Arrived])
+    gone: str | None = None
+    expired: bool = False
+    signal: asyncio.Event = attrs.field(factory=asyncio.Event)
+
+    async def take(self) -> dict[int, Arrived]:
+        """Wait until something came, and take all of it; empty once expired.
+
+        Raises: EngineDead: the engine is gone; what it sent before is not delivered any more.
+        """
+        await self.signal.wait()
+        self.signal.clear()
+        if self.gone is not None:
+            raise EngineDead(self.gone)
+        taken, self.arrived = self.arrived, {}
+        return taken
+
+    def at(self, place: int) -> Arrived:
+        entry = self.arrived.get(place)
+        if entry is None:
+            entry = self.arrived[place] = Arrived()
+        return entry
+
+    def expire(self) -> None:
+        self.expired = True
+        self.signal.set()
+
+
+@attrs.define(eq=False)
+class ClientState:
+    """Writer: EngineClient, on the loop; `incoming` and `scheduled` are shared with the wire thread.
+
+    Attributes:
+        incoming: events not handled yet. Bounded by what live requests may still produce and one
+            load report a second, for as long as the loop stands still.
+        routes: rid -> where its output goes; an entry leaves with the sequence's end.
+        progress_s: when the engine last did something for us, or first had something to do.
+    """
+
+    incoming: deque[EngineEvent] = attrs.field(factory=deque[EngineEvent])
+    scheduled: bool = False
+    routes: dict[str, tuple[Inbox, int]] = attrs.field(factory=dict[str, tuple[Inbox, int]])
+    calls: dict[int, asyncio.Future[ControlReply]] = attrs.field(factory=dict[int, "asyncio.Future[ControlReply]"])
+    submitted: int = 0
+    called: int = 0
+    load: LoadReport | None = None
+    gone: str | None = None
+    progress_s: float = 0.0
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class EngineClient:
+    """Sends requests to one engine and hands its outputs to their consumers.
+
+    Attributes:
+        rid_prefix: makes this client's request ids unique among all clients of the engine. What a
+            user calls a request is echoed to him and never reaches the engine.
+    """
+
+    link: EngineLink
+    loop: asyncio.AbstractEventLoop
+    clock: Clock
+    meter: LoadMeter
+    rid_prefix: str
+    state: ClientState = attrs.field(factory=ClientState)
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.link.info
+
+    @property
+    def alive(self) -> bool:
+        return self.state.gone is None
+
+    @property
+    def load(self) -> LoadReport | None:
+        """The engine's latest report, or None before the first."""
+        return self.state.load
+
+    @property
+    def in_flight(self) -> int:
+        """Sequences that were sent and have not ended."""
+        return len(self.state.routes)
+
+    def trouble(self, *, stall_s: float) -> str:
+        """Why this engine should not be sent traffic, or ""."""
+        if self.state.gone is not None:
+            return f"the engine is gone: {self.state.gone}"
+        silent = self.clock.now_s() - self.state.progress_s
+        if self.state.routes and silent > stall_s:
+            return f"{len(self.state.routes)} requests pending and no progress for {silent:.0f} s"
+        return ""
+
+    def new_rids(self, count: int) -> tuple[str, ...]:
+        first = self.state.submitted
+        self.state.submitted += count
+        return tuple(f"{self.rid_prefix}-{number:x}" for number in range(first, first + count))
+
+    def submit(self, requests: Sequence[GenerateRequest]) -> Inbox:
+        """Send `requests`, whose ids came from `new_rids`, as one group.
+
+        Raises: EngineDead.
+        """
+        state = self.state
+        if state.gone is not None:
+            raise EngineDead(state.gone)
+        inbox = Inbox(rids=tuple(request.rid for request in requests))
+        if not state.routes:
+            state.progress_s = self.clock.now_s()
+        for place, rid in enumerate(inbox.rids):
+            state.routes[rid] = (inbox, place)
+        for request in requests:
+            self.link.send(request)
+        return inbox
+
+    def abort(self, rids: Iterable[str]) -> None:
+        """Stop those of `rids` that still run; nothing more arrives for them."""
+        live = tuple(rid for rid in rids if self.state.routes.pop(rid, None) is not None)
+        if live:
+            self.link.send(AbortRequest(rids=live))
+
+    def end_all(self) -> None:
+        """Stop everything; each consumer sees an ordinary end with the reason ``abort``."""
+        routes = list(self.state.routes.items())
+        self.abort([rid for rid, _ in routes])
+        for _, (inbox, place) in routes:
+            inbox.at(place).finish = Finish.ABORT
+            inbox.signal.set()
+
+    async def call(self, make: Callable[[int], ControlOp], *, timeout_s: float) -> ControlReply:
+        """Carry out one control operation, built by `make` from a fresh call id.
+
+        Raises: EngineDead; TimeoutError.
+        """
+        state = self.state
+        if state.gone is not None:
+            raise EngineDead(state.gone)
+        state.called += 1
+        call_id = state.called
+        answer = state.calls[call_id] = self.loop.create_future()
+        try:
+            self.link.send(make(call_id))
+            async with asyncio.timeout(timeout_s):
+                reply: ControlReply = await answer
+            return reply
+        finally:
+            state.calls.pop(call_id, None)
+
+    def close(self, reason: str = "the frontend is shutting down") -> None:
+        """Fail what is still running. The link belongs to whoever opened it."""
+        self._gone(reason)
+
+    def receive(self, event: EngineEvent) -> None:
+        """The link's listener; called on a wire thread."""
+        self.state.incoming.append(event)
+        if not self.state.scheduled:
+            self.state.scheduled = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for anything
+                self.loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        # Cleared first: an event appended after the last popleft schedules another drain.
+        self.state.scheduled = False
+        incoming = self.state.incoming
+        while incoming:
+            match incoming.popleft():
+                case OutputBatch() as batch:
+                    self._deliver(batch)
+                case ControlReply() as reply:
+                    future = self.state.calls.get(reply.call_id)
+                    if future is not None and not future.done():
+                        future.set_result(reply)
+                case EngineGone(reason=reason):
+                    self._gone(reason)
+
+    def _deliver(self, batch: OutputBatch) -> None:
+        state = self.state
+        moved = False
+        for i, rid in enumerate(batch.rids):
+            route = state.routes.get(rid)
+            if route is None:  # ended here already: aborted, or cut at a stop string
+                continue
+            moved = True
+            inbox, place = route
+            entry = inbox.at(place)
+            entry.ids += batch.output_ids[i]
+            entry.logprobs += batch.logprobs[i]
+            entry.top_logprobs += batch.top_logprobs[i]
+            if batch.prompt_logprobs[i]:
+                entry.prompt_logprobs = batch.prompt_logprobs[i]
+                entry.prompt_top_logprobs = batch.prompt_top_logprobs[i]
+            entry.prompt_tokens = batch.prompt_tokens[i]
+            entry.cached_tokens = batch.cached_tokens[i]
+            if batch.finished[i]:
+                entry.finish = Finish(batch.finished[i])
+                entry.status = batch.status[i]
+                entry.message = batch.messages[i]
+                del state.routes[rid]
+            inbox.signal.set()
+        load = batch.load
+        if load is not None:
+            moved = moved or load != state.load
+            state.load = load
+            self.meter.show(load)
+        if moved:
+            state.progress_s = self.clock.now_s()
+
+    def _gone(self, reason: str) -> None:
+        state = self.state
+        if state.gone is not None:
+            return
+        state.gone = reason
+        for inbox, _ in state.routes.values():
+            inbox.gone = reason
+            inbox.signal.set()
+        state.routes.clear()
+        for future in state.calls.values():
+            if not future.done():
+                future.set_exception(EngineDead(reason))
+
+
+def connect_client(link: EngineLink, *, clock: Clock, meter: LoadMeter, rid_prefix: str) -> EngineClient:
+    """A client on the running event loop, listening to `link`."""
+    client = EngineClient(link=link, loop=asyncio.get_running_loop(), clock=clock, meter=meter, rid_prefix=rid_prefix)
+    link.subscribe(client.receive)
+    return client

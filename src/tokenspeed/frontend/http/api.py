@@ -1,0 +1,164 @@
+"""What every endpoint works with, and the endpoint itself: one HTTP route as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Protocol, TypeVar
+
+import attrs
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tokenspeed.errors import RequestError
+from tokenspeed.frontend.http.errors import ClientGone, failure
+from tokenspeed.frontend.http.tokens import TokenWords
+from tokenspeed.frontend.prompts import PromptMaker
+from tokenspeed.frontend.service import GenerationService
+from tokenspeed.settings.model import ServerSettings
+
+T = TypeVar("T")
+
+READING = 64
+"""Requests that may be read and tokenized beyond those the gate lets generate."""
+
+
+class HttpMeter(Protocol):
+    def answered(self, *, handler: str, method: str, status: int, seconds: float) -> None: ...
+
+
+class Scraper(Protocol):
+    def scrape(self) -> bytes:
+        """The metrics in Prometheus' text format 0.0.4."""
+        ...
+
+
+@attrs.define(eq=False)
+class ApiState:
+    """Writer: Api. `busy` counts requests being worked on, `draining` refuses further ones."""
+
+    busy: int = 0
+    draining: bool = False
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Api:
+    """The collaborators of the endpoints.
+
+    Attributes:
+        created: Unix time the model was made available at.
+        version: of this package.
+        wall_s: Unix time.
+        new_id: a fresh id for an answer.
+    """
+
+    service: GenerationService
+    prompts: PromptMaker
+    settings: ServerSettings
+    metrics: Scraper
+    meter: HttpMeter
+    created: int
+    version: str
+    wall_s: Callable[[], float] = time.time
+    new_id: Callable[[], str] = lambda: secrets.token_hex(12)
+    state: ApiState = attrs.field(factory=ApiState)
+
+    @property
+    def words(self) -> TokenWords:
+        return TokenWords(tokenizer=self.prompts.tokenizer)
+
+    @property
+    def model(self) -> str:
+        return self.service.info.model
+
+    @property
+    def max_body_bytes(self) -> int:
+        return int(self.settings.max_body_mib * (1 << 20))
+
+    def trouble(self) -> str:
+        """Why new requests cannot be served, or ""."""
+        if self.state.draining:
+            return "the server is shutting down"
+        return self.service.trouble(stall_s=self.settings.stall_timeout_s)
+
+    def drain(self) -> None:
+        """Refuse new work from here on; what runs goes on."""
+        self.state.draining = True
+
+    def enter(self) -> None:
+        """Start work on a request.
+
+        Raises: RequestError: 503 while draining; 429, too many requests are being worked on.
+        """
+        state, most = self.state, self.service.gate.limit + READING
+        if state.draining:
+            raise RequestError("the server is shutting down", status=503)
+        if state.busy >= most:
+            raise RequestError(f"{most} requests are being worked on; retry later", status=429)
+        state.busy += 1
+
+    def leave(self) -> None:
+        self.state.busy -= 1
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Endpoint:
+    """One route. Failures before a response starts are answered here.
+
+    Attributes:
+        name: the route's path; the metrics' handler.
+        work: takes a place among the requests being worked on until its response is sent.
+    """
+
+    api: Api
+    name: str
+    handle: Callable[[Api, Request], Awaitable[Response]]
+    work: bool = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        entered = False
+        try:
+            if self.work:
+                self.api.enter()
+                entered = True
+            response = await self.handle(self.api, Request(scope, receive))
+        except ClientGone:
+            return
+        except Exception as exc:  # the edge: every failure becomes an answer
+            response = failure(exc).response()
+        else:
+            await response(scope, receive, send)
+            return
+        finally:
+            if entered:
+                self.api.leave()
+        await response(scope, receive, send)
+
+
+async def unless_gone(receive: Receive, work: Coroutine[object, object, T]) -> T:
+    """The result of `work`, cancelled if the client closes its connection first.
+
+    A client that shuts down its sending side only counts as gone: HTTP/1.1 clients keep it open.
+
+    Raises: ClientGone; and whatever `work` raises.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        task.cancel()
+        watcher.cancel()
+        # The work's own clean-up (aborts to the engine) is over when this returns.
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

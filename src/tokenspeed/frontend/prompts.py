@@ -1,0 +1,102 @@
+"""Prompts from text and from messages: bounded before, and off the event loop while, they are tokenized."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import attrs
+
+from tokenspeed.errors import RequestError
+from tokenspeed.frontend.text.tokenizer import TextTokenizer
+from tokenspeed.frontend.workers import TextWorkers
+
+
+class ChatRenderer(Protocol):
+    """The model's chat template."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """The prompt text of a conversation.
+
+        Raises: RequestError: the template refuses these messages.
+        """
+        ...
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PromptMaker:
+    """Makes token ids of what clients send.
+
+    Attributes:
+        chat: None: the model has no chat template.
+        max_chars: text longer than this cannot fit the model's context, whatever it says.
+    """
+
+    tokenizer: TextTokenizer
+    chat: ChatRenderer | None
+    workers: TextWorkers
+    max_model_len: int
+    max_chars: int
+
+    async def from_text(self, text: str, *, add_special_tokens: bool, field: str = "prompt") -> list[int]:
+        """Token ids of `text`.
+
+        Raises: RequestError: 400, too long to fit or not valid Unicode; 429, too much is being tokenized.
+        """
+        self._check_chars(len(text), field)
+        return await self.any_text(text, add_special_tokens=add_special_tokens)
+
+    async def any_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """As `from_text`, of any length."""
+        return await self.workers.run(
+            len(text), lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        )
+
+    async def from_messages(
+        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool, variables: Mapping[str, object]
+    ) -> list[int]:
+        """Token ids of a conversation.
+
+        Raises: RequestError: 400, as `from_text`, or the model has no chat template, or it refuses the messages.
+        """
+        chat = self.chat
+        if chat is None:
+            raise RequestError("this model has no chat template; use /v1/completions", field="messages")
+        chars = sum(len(content) for message in messages if isinstance(content := message.get("content"), str))
+        self._check_chars(chars, "messages")
+
+        def make() -> list[int]:
+            text = chat.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
+            self._check_chars(len(text), "messages")
+            # The template writes its own BOS if the model has one.
+            return self.tokenizer.encode(text, add_special_tokens=False)
+
+        return await self.workers.run(chars, make)
+
+    def _check_chars(self, chars: int, field: str) -> None:
+        if chars > self.max_chars:
+            raise RequestError(
+                f"{field}: {chars} characters is not allowed; expected at most {self.max_chars},"
+                f" since no longer text fits the {self.max_model_len} tokens of this model",
+                field=field,
+            )
+
+
+def prompt_maker(
+    tokenizer: TextTokenizer, chat: ChatRenderer | None, workers: TextWorkers, *, max_model_len: int
+) -> PromptMaker:
+    """Looks at every token once, to know the longest."""
+    longest = max((len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)), default=1)
+    return PromptMaker(
+        tokenizer=tokenizer,
+        chat=chat,
+        workers=workers,
+        max_model_len=max_model_len,
+        max_chars=max_model_len * max(longest, 1),
+    )

@@ -1,0 +1,136 @@
+"""uvicorn on a socket that is already bound, started and stopped by an owner.
+
+Installs no signal handlers. The socket comes bound, so that port 0 works and a port in use is known
+before a model is loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncGenerator, Generator
+
+import attrs
+import uvicorn
+from starlette.types import ASGIApp
+
+from tokenspeed.errors import SettingsError
+from tokenspeed.frontend.http.api import Api
+
+BACKLOG = 1024
+KEEP_ALIVE_S = 30
+CLOSING_S = 2
+"""What connections get to take their last bytes, once every request has ended."""
+
+
+def bind_socket(host: str, port: int, *, stalled_s: float) -> socket.socket:
+    """A TCP socket bound to `host`:`port`; port 0 lets the kernel pick.
+
+    Args:
+        stalled_s: a connection whose peer takes none of the data it was sent is dropped after this.
+
+    Raises: SettingsError: the address cannot be used.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as exc:
+        raise SettingsError(f"server.host: cannot listen on {host}: {exc}") from exc
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(stalled_s * 1000), 2**31 - 1))
+        sock.bind(address)
+    except OSError as exc:
+        sock.close()
+        raise SettingsError(f"server.port: cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
+    return sock
+
+
+def address_of(sock: socket.socket) -> str:
+    """The URL of a bound socket."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers, telling when it accepts connections."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.accepting = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.accepting.set()
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class HttpServer:
+    """A running server. `stop` it on the loop that it runs on."""
+
+    api: Api
+    server: _Server
+    task: asyncio.Task[None]
+    address: str
+
+    async def stop(self) -> None:
+        """Refuse new work, let running requests finish, end what is left with ``abort``, close.
+
+        Takes at most ``server.shutdown_timeout_s`` and a little; may be called more than once.
+        """
+        self.api.drain()
+        self.server.should_exit = True  # closes the listening socket and idle connections
+        done, _ = await asyncio.wait((self.task,), timeout=self.api.settings.shutdown_timeout_s)
+        if not done:
+            self.api.service.end_all()
+            done, _ = await asyncio.wait((self.task,), timeout=CLOSING_S)
+        if not done:
+            self.task.cancel()
+            await asyncio.wait((self.task,))
+
+    async def closed(self) -> None:
+        """Wait for the server's end; raises what ended it."""
+        await asyncio.shield(self.task)
+
+
+@contextlib.asynccontextmanager
+async def serving(app: ASGIApp, api: Api, sock: socket.socket) -> AsyncGenerator[HttpServer, None]:
+    """Serve `app` on `sock`, which is closed at the end; accepts connections once entered."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        interface="asgi3",
+        http="httptools",
+        ws="none",
+        proxy_headers=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=None,  # ours, see HttpServer.stop
+    )
+    server = _Server(config)
+    address = address_of(sock)
+    task = asyncio.create_task(server.serve(sockets=[sock]), name="ts-http")
+    started = asyncio.create_task(server.accepting.wait())
+    try:
+        await asyncio.wait((task, started), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()  # raises what kept it from starting
+        running = HttpServer(api=api, server=server, task=task, address=address)
+        try:
+            yield running
+        finally:
+            await running.stop()
+    finally:
+        started.cancel()
+        sock.close()

@@ -1,0 +1,238 @@
+"""Generation: prompts in, text out, as it comes. The HTTP server and the Python API both use this class.
+
+One call is a group of sequences (prompts times choices) on one engine. The group is admitted as a
+whole; a sequence the engine refuses ends the group with that refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import attrs
+
+from tokenspeed.errors import RequestError
+from tokenspeed.frontend.choice import Choice, NoStops
+from tokenspeed.frontend.engine_client import Arrived, EngineClient, Inbox
+from tokenspeed.frontend.gate import SequenceGate
+from tokenspeed.frontend.generation import ChoiceDelta, ChoiceResult, GenerationInput, joined
+from tokenspeed.frontend.ports import RequestMeter
+from tokenspeed.frontend.routing import Router
+from tokenspeed.frontend.text.detok import StreamDecoder
+from tokenspeed.frontend.text.stops import StopMatcher
+from tokenspeed.frontend.text.tokenizer import TextTokenizer
+from tokenspeed.plane.messages import EngineInfo, Finish, GenerateRequest, SamplingParams
+from tokenspeed.plane.ports import Clock
+
+
+@attrs.define(eq=False)
+class Group:
+    """The sequences of one call, while it runs. Writer: the call's own generator."""
+
+    engine: EngineClient
+    inbox: Inbox
+    choices: tuple[Choice, ...]
+    began_s: float
+    live: int
+    answered: set[int] = attrs.field(factory=set[int])
+    """Prompts whose first token came."""
+    left: dict[int, int] = attrs.field(factory=dict[int, int])
+    """Choices still running, by prompt."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class GenerationService:
+    """Fans out, detokenizes, matches stop strings, trims, times out and cleans up.
+
+    Runs on one event loop. Inputs are expected to have passed `limits.input_faults`.
+    """
+
+    engines: tuple[EngineClient, ...]
+    router: Router
+    tokenizer: TextTokenizer
+    gate: SequenceGate
+    clock: Clock
+    meter: RequestMeter
+    timeout_s: float
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engines serve; all of them serve the same."""
+        return self.engines[0].info
+
+    @property
+    def in_flight(self) -> int:
+        return sum(engine.in_flight for engine in self.engines)
+
+    def trouble(self, *, stall_s: float) -> str:
+        """Why no request could be served now, or "" if some engine can."""
+        troubles = [engine.trouble(stall_s=stall_s) for engine in self.engines]
+        return "" if any(not text for text in troubles) else "; ".join(troubles)
+
+    def end_all(self) -> None:
+        """End every running request with the reason ``abort``."""
+        for engine in self.engines:
+            engine.end_all()
+
+    def stream(self, inp: GenerationInput) -> AsyncGenerator[ChoiceDelta, None]:
+        """Deltas of all `n` choices of one prompt, in order of arrival; see `stream_batch`."""
+        return self.stream_batch((inp,))
+
+    async def stream_batch(self, inputs: Sequence[GenerationInput]) -> AsyncGenerator[ChoiceDelta, None]:
+        """Deltas of all choices of all `inputs`, in order of arrival; close it to cancel what still runs.
+
+        Raises:
+            RequestError: refused (429: no room), ended by the engine, or over the time limit (408).
+            EngineDead: the engine is gone.
+        """
+        total = sum(inp.n for inp in inputs)
+        began_s = self.clock.now_s()
+        await self.gate.enter(total)
+        held = total
+        group: Group | None = None
+        reason = "abort"
+        try:
+            group = self._start(inputs, began_s)
+            limit_s = min([self.timeout_s, *(inp.timeout_s for inp in inputs if inp.timeout_s is not None)])
+            timer = asyncio.get_running_loop().call_later(limit_s, group.inbox.expire)
+            try:
+                while group.live:
+                    arrived = await group.inbox.take()
+                    for entry in arrived.values():
+                        if entry.finish is Finish.ABORT and entry.status:
+                            raise RequestError(entry.message, status=entry.status)
+                    for place, entry in arrived.items():
+                        choice = group.choices[place]
+                        if choice.state.ended:
+                            continue
+                        delta = self._take(group, choice, entry)
+                        if delta.finish_reason is not None:
+                            held -= 1
+                            self.gate.leave(1)
+                        yield delta
+                    if group.live and group.inbox.expired:
+                        raise RequestError(f"the request ran longer than its limit of {limit_s:g} s", status=408)
+            finally:
+                timer.cancel()
+        except Exception:
+            reason = "error"
+            raise
+        finally:
+            if group is not None:
+                self._close(group, reason)
+            self.gate.leave(held)
+
+    async def run(self, inp: GenerationInput) -> list[ChoiceResult]:
+        """All choices of one prompt, by index."""
+        (choices,) = await self.run_batch((inp,))
+        return choices
+
+    async def run_batch(self, inputs: Sequence[GenerationInput]) -> list[list[ChoiceResult]]:
+        """All choices of all prompts, in order. Raises what `stream_batch` raises."""
+        found: list[list[list[ChoiceDelta]]] = [[[] for _ in range(inp.n)] for inp in inputs]
+        async with aclosing(self.stream_batch(inputs)) as deltas:
+            async for delta in deltas:
+                found[delta.prompt_index][delta.index].append(delta)
+        return [[joined(choice) for choice in choices] for choices in found]
+
+    def _start(self, inputs: Sequence[GenerationInput], began_s: float) -> Group:
+        engine = self.engines[self.router.pick(self.engines)]
+        rids = engine.new_rids(sum(inp.n for inp in inputs))
+        eos = frozenset(engine.info.eos_token_ids)
+        places = [(at, inp, i) for at, inp in enumerate(inputs) for i in range(inp.n)]
+        choices = tuple(
+            self._choice(inp, prompt_index=at, index=i, rid=rid, eos=eos)
+            for rid, (at, inp, i) in zip(rids, places, strict=True)
+        )
+        inbox = engine.submit([_request(choice, engine.info) for choice in choices])
+        for inp in inputs:
+            self.meter.admitted(choices=inp.n, max_tokens=inp.sampling.max_new_tokens)
+        return Group(
+            engine=engine,
+            inbox=inbox,
+            choices=choices,
+            began_s=began_s,
+            live=len(choices),
+            left={at: inp.n for at, inp in enumerate(inputs)},
+        )
+
+    def _choice(self, inp: GenerationInput, *, prompt_index: int, index: int, rid: str, eos: frozenset[int]) -> Choice:
+        return Choice(
+            inp=inp,
+            prompt_index=prompt_index,
+            index=index,
+            rid=rid,
+            eos=eos,
+            decoder=StreamDecoder(
+                tokenizer=self.tokenizer,
+                skip_special_tokens=inp.skip_special_tokens,
+                continues_text=inp.continues_text,
+            ),
+            search=StopMatcher(stops=inp.stop, include=inp.include_stop) if inp.stop else NoStops(),
+            single=bool(inp.stop) or inp.logprobs is not None,
+            prompt_decoder=StreamDecoder(tokenizer=self.tokenizer, skip_special_tokens=False),
+        )
+
+    def _take(self, group: Group, choice: Choice, entry: Arrived) -> ChoiceDelta:
+        """One choice's delta, its moments recorded; cuts the engine short if a stop string ended it."""
+        delta = choice.take(entry)
+        now_s, state = self.clock.now_s(), choice.state
+        if delta.token_ids:
+            if choice.prompt_index not in group.answered:
+                group.answered.add(choice.prompt_index)
+                self.meter.first_token(
+                    seconds=now_s - group.began_s,
+                    prompt_tokens=delta.prompt_tokens,
+                    cached_tokens=delta.cached_tokens,
+                )
+            gap_s = None if state.last_s is None else now_s - state.last_s
+            self.meter.tokens(count=len(delta.token_ids), gap_s=gap_s)
+            state.last_s = now_s
+        if delta.finish_reason is not None:
+            group.engine.abort((choice.rid,))  # nothing to do unless a stop string ended it
+            self._ended(group, choice, delta.finish_reason, now_s)
+        return delta
+
+    def _ended(self, group: Group, choice: Choice, reason: str, now_s: float) -> None:
+        choice.state.ended = True
+        group.live -= 1
+        group.left[choice.prompt_index] -= 1
+        self.meter.choice_ended(reason=reason, tokens=choice.state.tokens)
+        if not group.left[choice.prompt_index]:
+            self.meter.request_ended(seconds=now_s - group.began_s)
+
+    def _close(self, group: Group, reason: str) -> None:
+        """Stop what still runs: the consumer left, or something failed."""
+        group.engine.abort(group.inbox.rids)
+        now_s = self.clock.now_s()
+        for choice in group.choices:
+            if not choice.state.ended:
+                self._ended(group, choice, reason, now_s)
+
+
+def _request(choice: Choice, info: EngineInfo) -> GenerateRequest:
+    inp = choice.inp
+    asked = [top for top in (inp.logprobs, inp.prompt_logprobs) if top is not None]
+    return GenerateRequest(
+        rid=choice.rid,
+        input_ids=inp.prompt_ids,
+        sampling=_sampling(inp, choice.index, info),
+        return_logprob=inp.logprobs is not None,
+        top_logprobs=max(asked, default=0),
+        prompt_logprobs=-1 if inp.prompt_logprobs is None else 0,
+        cache_salt=inp.cache_salt,
+        priority=inp.priority,
+    )
+
+
+def _sampling(inp: GenerationInput, index: int, info: EngineInfo) -> SamplingParams:
+    """The sampling of choice `index`: a budget that fits the context, a seed of its own."""
+    sampling = inp.sampling
+    most, seed = sampling.max_new_tokens, sampling.seed
+    room = info.max_model_len - len(inp.prompt_ids)
+    if most is not None and most > room:
+        sampling = attrs.evolve(sampling, max_new_tokens=room)
+    if seed is not None and index:
+        sampling = attrs.evolve(sampling, seed=(seed + index) % 2**63)
+    return sampling
