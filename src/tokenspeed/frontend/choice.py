@@ -28,13 +28,8 @@ class StopSearch(Protocol):
 
     def push(self, delta: str) -> Emitted: ...
 
-    def flush(self) -> str:
+    def flush(self) -> Emitted:
         """The text is over: what was held back as a possible beginning."""
-        ...
-
-    @property
-    def matched(self) -> str | None:
-        """The stop string that ended the text."""
         ...
 
 
@@ -45,12 +40,11 @@ class NoStops:
     def push(self, delta: str) -> Emitted:
         return Emitted(text=delta)
 
-    def flush(self) -> str:
-        return ""
+    def flush(self) -> Emitted:
+        return Emitted(text="")
 
-    @property
-    def matched(self) -> str | None:
-        return None
+
+NOTHING = Emitted(text="")
 
 
 @attrs.define(eq=False)
@@ -99,10 +93,10 @@ class Choice:
         stop_token = self._stop_token(arrived)
         before = state.chars
         visible = len(ids) if stop_token is None or self.inp.include_stop else len(ids) - 1
-        text, ends, excess = self._decode(ids[:visible], over=arrived.finish is not Finish.RUNNING)
-        matched, kept = self.search.matched, len(ids)
+        text, ends, last = self._decode(ids[:visible], over=arrived.finish is not Finish.RUNNING)
+        matched, kept = last.matched, len(ids)
         if matched is not None:
-            kept = min(bisect.bisect_left(ends, state.chars - excess) + 1, kept)
+            kept = min(bisect.bisect_left(ends, state.chars - last.excess) + 1, kept)
         logprobs = self._logprobs(arrived, [before, *ends, state.chars][:kept])
         state.tokens += kept
         finish, reason = self._finish(arrived, matched, stop_token)
@@ -122,9 +116,9 @@ class Choice:
             completion_tokens=state.tokens,
         )
 
-    def _decode(self, ids: list[int], *, over: bool) -> tuple[str, list[int], int]:
+    def _decode(self, ids: list[int], *, over: bool) -> tuple[str, list[int], Emitted]:
         """The text of `ids` that may be sent; where in the sequence's text each token's text ends (if
-        tokens are decoded singly); characters decoded beyond the end of a stop string.
+        tokens are decoded singly); the emission that ended it, if a stop string did.
 
         Text that came before the `min_tokens`-th token is not searched, now or later.
         """
@@ -141,12 +135,17 @@ class Choice:
             emitted = self.search.push(text)
             parts.append(emitted.text)
             if emitted.matched is not None:
-                return "".join(parts), ends, emitted.excess
+                return "".join(parts), ends, emitted
+        emitted = NOTHING
         if over:
             tail = self.decoder.flush()
             state.chars += len(tail)
-            parts += (self.search.push(tail).text, self.search.flush())
-        return "".join(parts), ends, 0
+            emitted = self.search.push(tail)
+            parts.append(emitted.text)
+            if emitted.matched is None:
+                emitted = self.search.flush()
+                parts.append(emitted.text)
+        return "".join(parts), ends, emitted
 
     def _stop_token(self, arrived: Arrived) -> int | None:
         """The id that made the engine end the sequence, if its output contains it."""

@@ -20,11 +20,11 @@ class ChatRenderer(Protocol):
         messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
-        variables: Mapping[str, object] | None = None,
+        extra: Mapping[str, object] | None = None,
     ) -> str:
         """The prompt text of a conversation.
 
-        Raises: RequestError: the template refuses these messages.
+        Raises: RequestError: the messages are malformed, or the template refuses them.
         """
         ...
 
@@ -59,20 +59,23 @@ class PromptMaker:
         )
 
     async def from_messages(
-        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool, variables: Mapping[str, object]
+        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool, extra: Mapping[str, object]
     ) -> list[int]:
         """Token ids of a conversation.
+
+        Args:
+            extra: further variables of the template.
 
         Raises: RequestError: 400, as `from_text`, or the model has no chat template, or it refuses the messages.
         """
         chat = self.chat
         if chat is None:
             raise RequestError("this model has no chat template; use /v1/completions", field="messages")
-        chars = sum(len(content) for message in messages if isinstance(content := message.get("content"), str))
+        chars = sum(_text_chars(message.get("content")) for message in messages)
         self._check_chars(chars, "messages")
 
         def make() -> list[int]:
-            text = chat.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
+            text = chat.render(messages, add_generation_prompt=add_generation_prompt, extra=extra)
             self._check_chars(len(text), "messages")
             # The template writes its own BOS if the model has one.
             return self.tokenizer.encode(text, add_special_tokens=False)
@@ -86,6 +89,14 @@ class PromptMaker:
                 f" since no longer text fits the {self.max_model_len} tokens of this model",
                 field=field,
             )
+
+
+def _text_chars(content: object) -> int:
+    """Characters of a message's content, as far as it is text."""
+    if isinstance(content, str):
+        return len(content)
+    parts = content if isinstance(content, list) else []
+    return sum(len(text) for part in parts if isinstance(part, dict) and isinstance(text := part.get("text"), str))
 
 
 def prompt_maker(

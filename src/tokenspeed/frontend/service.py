@@ -20,7 +20,7 @@ from tokenspeed.frontend.generation import ChoiceDelta, ChoiceResult, Generation
 from tokenspeed.frontend.ports import RequestMeter
 from tokenspeed.frontend.routing import Router
 from tokenspeed.frontend.text.detok import StreamDecoder
-from tokenspeed.frontend.text.stops import StopMatcher
+from tokenspeed.frontend.text.stops import StopMatcher, prepare_stops
 from tokenspeed.frontend.text.tokenizer import TextTokenizer
 from tokenspeed.plane.messages import EngineInfo, Finish, GenerateRequest, SamplingParams
 from tokenspeed.plane.ports import Clock
@@ -169,7 +169,7 @@ class GenerationService:
                 skip_special_tokens=inp.skip_special_tokens,
                 continues_text=inp.continues_text,
             ),
-            search=StopMatcher(stops=inp.stop, include=inp.include_stop) if inp.stop else NoStops(),
+            search=StopMatcher(words=prepare_stops(inp.stop), include=inp.include_stop) if inp.stop else NoStops(),
             single=bool(inp.stop) or inp.logprobs is not None,
             prompt_decoder=StreamDecoder(tokenizer=self.tokenizer, skip_special_tokens=False),
         )

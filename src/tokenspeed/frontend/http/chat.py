@@ -15,7 +15,7 @@ from tokenspeed.frontend.http.api import Api, unless_gone
 from tokenspeed.frontend.http.body import read_json
 from tokenspeed.frontend.http.common import check_inputs, check_model, input_of, request_id, sampling_of
 from tokenspeed.frontend.http.errors import JSON, faulty
-from tokenspeed.frontend.http.messages import plain_messages
+from tokenspeed.frontend.http.messages import template_ready
 from tokenspeed.frontend.http.parse import shape_of
 from tokenspeed.frontend.http.replies import (
     ChatChoice,
@@ -133,7 +133,7 @@ class ChatAnswer:
 
 async def _prepare(api: Api, fields: ChatRequest) -> ChatAnswer:
     """Validate, template and tokenize the call; nothing was sent to the engine when this raises."""
-    messages, faults = plain_messages(fields.messages)
+    messages, faults = template_ready(fields.messages)
     faults += (*_format_faults(fields.response_format), *_logprob_faults(api, fields))
     if fields.stream and fields.prompt_logprobs is not None:
         faults += (fault("prompt_logprobs", fields.prompt_logprobs, "it to be left out of a streamed chat"),)
@@ -142,7 +142,7 @@ async def _prepare(api: Api, fields: ChatRequest) -> ChatAnswer:
     max_tokens = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
     sampling = sampling_of(fields, max_tokens)
     ids = await api.prompts.from_messages(
-        messages, add_generation_prompt=fields.add_generation_prompt, variables=fields.chat_template_kwargs
+        messages, add_generation_prompt=fields.add_generation_prompt, extra=fields.chat_template_kwargs
     )
     inp = attrs.evolve(
         input_of(

@@ -10,7 +10,7 @@ from tokenspeed.frontend.http.api import Api
 from tokenspeed.frontend.http.body import read_json
 from tokenspeed.frontend.http.common import check_model
 from tokenspeed.frontend.http.errors import JSON, faulty
-from tokenspeed.frontend.http.messages import plain_messages
+from tokenspeed.frontend.http.messages import template_ready
 from tokenspeed.frontend.http.parse import shape_of
 from tokenspeed.frontend.http.replies import Detokenized, Tokenized
 from tokenspeed.frontend.http.schema import DetokenizeRequest, TokenizeRequest
@@ -30,12 +30,10 @@ async def tokenize(api: Api, request: Request) -> Response:
         special = True if fields.add_special_tokens is None else fields.add_special_tokens
         ids = await api.prompts.any_text(fields.prompt, add_special_tokens=special)
     else:
-        messages, faults = plain_messages(fields.messages or [])
+        messages, faults = template_ready(fields.messages or [])
         if faults:
             raise faulty(faults)
-        ids = await api.prompts.from_messages(
-            messages, add_generation_prompt=fields.add_generation_prompt, variables={}
-        )
+        ids = await api.prompts.from_messages(messages, add_generation_prompt=fields.add_generation_prompt, extra={})
     body = Tokenized(count=len(ids), max_model_len=api.service.info.max_model_len, tokens=ids)
     if fields.return_token_strs:
         body.token_strs = [api.words.text(token) for token in ids]
