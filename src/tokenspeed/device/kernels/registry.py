@@ -1,0 +1,139 @@
+"""One list of kernels: which operations there are, and who implements them.
+
+A model is written against :class:`Kernels` and never against an implementation. The torch
+implementation serves every device torch runs on, and is what others are compared with.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+import attrs
+import torch
+
+from tokenspeed.device.kernels import torch_kernels
+from tokenspeed.device.kernels.linear import Linear, packed_linear
+
+
+class LinearKernel(Protocol):
+    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """A projection by float32 ``[out, in]``, prepared for many calls; `weight` may be let go after."""
+        ...
+
+
+class RmsNormKernel(Protocol):
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension, a new tensor (arXiv:1910.07467)."""
+        ...
+
+
+class RotaryKernel(Protocol):
+    def __call__(self, x: torch.Tensor, turns: torch.Tensor) -> None:
+        """Turn pairs in place: ``x[t, h, 2i:2i+2]`` as a complex number times ``turns[t, 0, i]``.
+
+        Args:
+            x: float32 ``[T, heads, head_dim]``; may be a view into wider rows.
+            turns: complex64 ``[T, 1, head_dim / 2]``.
+        """
+        ...
+
+
+class SiluMulKernel(Protocol):
+    def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """``silu(gate) * up`` of float32 ``[T, 2 * width]``, gate first; a new ``[T, width]``."""
+        ...
+
+
+class KvWriteKernel(Protocol):
+    def __call__(self, vectors: torch.Tensor, places: torch.Tensor, kv: torch.Tensor) -> None:
+        """Write keys and values of new tokens.
+
+        Args:
+            vectors: float32 ``[*, head_dim]``, a layer's view of the pool.
+            places: int64 ``[T * 2 * kv_heads]``, rows of `vectors`, in the order of `kv`.
+            kv: float32 ``[T, 2 * kv_heads, head_dim]``, keys first; may be a view.
+        """
+        ...
+
+
+class AttentionKernel(Protocol):
+    def __call__(
+        self, q: torch.Tensor, runs: torch.Tensor, pages: torch.Tensor, mask: torch.Tensor, space: torch.Tensor
+    ) -> torch.Tensor:
+        """Softmax attention of `R` rows of `n` queries over the paged keys and values of each row.
+
+        Args:
+            q: float32 ``[R, heads, n, head_dim]``, any strides.
+            runs: float32 ``[*, page_tokens * head_dim]``, a layer's view of the pool.
+            pages: int64 ``[2 * R * kv_heads * blocks]``, rows of `runs`: keys then values, row after
+                row, head after head, in token order; 0 (the null page) behind a row's context.
+            mask: float32, broadcasts to ``[R, heads, n, blocks * page_tokens]``; 0 or -inf.
+            space: float32 ``[2, R, kv_heads, blocks * page_tokens, head_dim]``, scratch.
+        Returns: float32 ``[R, heads, n, head_dim]``, each query head over kv head ``h * kv_heads // heads``.
+        """
+        ...
+
+
+class FreshAttentionKernel(Protocol):
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Causal attention of a sequence's first chunk, whose context is the chunk itself.
+
+        Args:
+            q: float32 ``[1, heads, n, head_dim]``, k and v ``[1, kv_heads, n, head_dim]``, any strides.
+        """
+        ...
+
+
+class CopyPagesKernel(Protocol):
+    def __call__(self, pages: torch.Tensor, pairs: tuple[tuple[int, int], ...]) -> None:
+        """Copy ``pages[source]`` to ``pages[destination]``, as if every source were read first."""
+        ...
+
+
+class ZeroPagesKernel(Protocol):
+    def __call__(self, pages: torch.Tensor, blocks: tuple[int, ...]) -> None:
+        """Zero ``pages[block]``; `pages` may be a view of some layers."""
+        ...
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Kernels:
+    """One implementation of every operation."""
+
+    linear: LinearKernel
+    rms_norm: RmsNormKernel
+    rotary: RotaryKernel
+    silu_mul: SiluMulKernel
+    kv_write: KvWriteKernel
+    decode_attention: AttentionKernel
+    prefill_attention: AttentionKernel
+    fresh_attention: FreshAttentionKernel
+    copy_pages: CopyPagesKernel
+    zero_pages: ZeroPagesKernel
+
+
+class KernelSet(enum.Enum):
+    """Names of the implementations."""
+
+    TORCH = "torch"
+
+
+REGISTRY: Mapping[KernelSet, Kernels] = MappingProxyType(
+    {
+        KernelSet.TORCH: Kernels(
+            linear=packed_linear,
+            rms_norm=torch_kernels.rms_norm,
+            rotary=torch_kernels.rotary,
+            silu_mul=torch_kernels.silu_mul,
+            kv_write=torch_kernels.kv_write,
+            decode_attention=torch_kernels.paged_attention,
+            prefill_attention=torch_kernels.paged_attention,
+            fresh_attention=torch_kernels.fresh_attention,
+            copy_pages=torch_kernels.copy_pages,
+            zero_pages=torch_kernels.zero_pages,
+        )
+    }
+)

@@ -1,0 +1,1 @@
+"""The device's pool of KV pages."""

@@ -1,0 +1,104 @@
+"""The paged KV pool.
+
+Layout: one float32 tensor ``[num_pages, layers, 2, kv_heads, page_tokens, head_dim]``, keys at 0 and
+values at 1 of the third dimension. A page is one run of ``bytes_per_page`` bytes over all layers, so
+that copies, transfers and the host tier move it whole, and one layer of a page is one run inside it.
+Within a layer the tokens of one head are next to each other, which is what attention reads.
+
+Page 0 is the null page: it is zero, belongs to nobody and is never written. Block tables are padded
+with it, so a padded read finds numbers, and a masked weight of 0 times them is 0.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+from tokenspeed.checkpoint.config import ModelConfig
+from tokenspeed.device.kernels.registry import Kernels
+from tokenspeed.errors import InvariantBroken
+
+NULL_PAGE = 0
+
+
+def kv_bytes_per_page(config: ModelConfig, page_tokens: int) -> int:
+    """Bytes of one page over all layers, float32."""
+    return config.num_layers * 2 * config.num_kv_heads * page_tokens * config.head_dim * 4
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class KvPool:
+    """Pages of one model's keys and values. Build it with `kv_pool`; called from the exec stream's jobs.
+
+    Attributes:
+        pages: float32, laid out as the module says. Its memory is taken page by page, at the first write.
+    """
+
+    pages: torch.Tensor
+    kernels: Kernels
+
+    @property
+    def num_pages(self) -> int:
+        """The null page included."""
+        return self.pages.shape[0]
+
+    @property
+    def page_tokens(self) -> int:
+        return self.pages.shape[4]
+
+    @property
+    def nbytes(self) -> int:
+        return self.pages.nbytes
+
+    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
+        """Copy pages by (source, destination), as if every source were read before the first write (RA-33).
+
+        Raises: InvariantBroken: a page outside the pool, the null page, or one destination twice.
+        """
+        destinations = {destination for _, destination in pairs}
+        if len(destinations) != len(pairs):
+            raise InvariantBroken("a page is the destination of two copies", pairs=pairs)
+        self._check(tuple(page for pair in pairs for page in pair))
+        with torch.inference_mode():
+            self.kernels.copy_pages(self.pages, pairs)
+
+    def zero_blocks(self, blocks: tuple[int, ...]) -> None:
+        """Zero whole pages. Raises InvariantBroken: a page outside the pool, or the null page."""
+        self._check(blocks)
+        with torch.inference_mode():
+            self.kernels.zero_pages(self.pages, blocks)
+
+    def runs(self, layer: int) -> torch.Tensor:
+        """A layer's view of the pool by heads: row ``page * stride + h`` is head h's run of that page.
+
+        ``h < kv_heads`` are keys, ``kv_heads <= h < 2 * kv_heads`` values; `run_stride` is the stride.
+        Returns: float32 ``[*, page_tokens * head_dim]``.
+        """
+        _, _, two, heads, tokens, dim = self.pages.shape
+        return self.pages.view(-1, tokens * dim)[layer * two * heads :]
+
+    def vectors(self, layer: int) -> torch.Tensor:
+        """The same by tokens: row ``(page * stride + h) * page_tokens + offset``; float32 ``[*, head_dim]``."""
+        _, _, two, heads, tokens, dim = self.pages.shape
+        return self.pages.view(-1, dim)[layer * two * heads * tokens :]
+
+    @property
+    def run_stride(self) -> int:
+        """Runs of one page over all layers."""
+        _, layers, two, heads, _, _ = self.pages.shape
+        return layers * two * heads
+
+    def _check(self, blocks: tuple[int, ...]) -> None:
+        if blocks and not NULL_PAGE < min(blocks) <= max(blocks) < self.num_pages:
+            raise InvariantBroken("a page outside the pool, or the null page", pages=blocks, num_pages=self.num_pages)
+
+
+def kv_pool(config: ModelConfig, *, num_pages: int, page_tokens: int, kernels: Kernels) -> KvPool:
+    """An empty pool of `num_pages` pages, the null page among them.
+
+    Raises: InvariantBroken: fewer than two pages, or pages of no tokens.
+    """
+    if num_pages < 2 or page_tokens < 1:
+        raise InvariantBroken("a KV pool without a usable page", num_pages=num_pages, page_tokens=page_tokens)
+    shape = (num_pages, config.num_layers, 2, config.num_kv_heads, page_tokens, config.head_dim)
+    return KvPool(pages=torch.zeros(shape, dtype=torch.float32), kernels=kernels)

@@ -1,0 +1,1 @@
+"""Models behind `device.step.ForwardStep`."""

@@ -1,0 +1,84 @@
+"""Make a runnable model of loaded weights and a KV pool."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+from tokenspeed.checkpoint.config import ModelConfig
+from tokenspeed.device.kernels.registry import REGISTRY, Kernels, KernelSet
+from tokenspeed.device.kv.pool import KvPool, kv_pool
+from tokenspeed.device.layers.rope import rope_frequencies
+from tokenspeed.device.models.llama import LlamaLayer, LlamaStep
+from tokenspeed.device.step import ForwardStep
+from tokenspeed.device.weights.load import Weights
+from tokenspeed.errors import ModelError
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class LoadedModel:
+    """A model that runs: `step` reads and writes `pool`."""
+
+    step: ForwardStep
+    pool: KvPool
+    weights_bytes: int
+    config: ModelConfig
+
+
+def bind_model(
+    weights: Weights, *, num_pages: int, page_tokens: int, kernels: Kernels = REGISTRY[KernelSet.TORCH]
+) -> LoadedModel:
+    """Bind `weights`, which it takes and empties, to a new pool of `num_pages` (null page included).
+
+    Raises: ModelError: the configuration has a part that this model does not compute.
+    """
+    config = weights.config
+    check_supported(config)
+    with torch.inference_mode():
+        pool = kv_pool(config, num_pages=num_pages, page_tokens=page_tokens, kernels=kernels)
+        step = _step(weights, config, pool, kernels)
+    return LoadedModel(step=step, pool=pool, weights_bytes=weights.nbytes, config=config)
+
+
+def check_supported(config: ModelConfig) -> None:
+    """Refuse what would be computed wrongly. Raises ModelError: names the option."""
+    if config.sliding_window is not None:
+        raise ModelError(f"sliding_window {config.sliding_window}: sliding-window attention is not supported")
+    if config.num_heads % config.num_kv_heads:
+        raise ModelError(f"num_heads {config.num_heads} is not a multiple of num_kv_heads {config.num_kv_heads}")
+    if config.head_dim % 2:
+        raise ModelError(f"head_dim {config.head_dim}: rotary embedding needs an even number")
+
+
+def _step(weights: Weights, config: ModelConfig, pool: KvPool, kernels: Kernels) -> LlamaStep:
+    embedding = weights.take("embedding")
+    scaling = config.rope_scaling
+    return LlamaStep(
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        rms_eps=config.rms_eps,
+        embedding=embedding,
+        layers=tuple(_layer(weights, index, config, kernels) for index in range(config.num_layers)),
+        norm=weights.take("norm"),
+        head=kernels.linear(embedding if config.tie_embeddings else weights.take("head"), None),
+        frequencies=rope_frequencies(config),
+        magnitude=1.0 if scaling is None else scaling.attention_factor,
+        pool=pool,
+        kernels=kernels,
+    )
+
+
+def _layer(weights: Weights, index: int, config: ModelConfig, kernels: Kernels) -> LlamaLayer:
+    def take(name: str) -> torch.Tensor:
+        return weights.take(f"{index}.{name}")
+
+    return LlamaLayer(
+        attn_norm=take("attn_norm"),
+        qkv=kernels.linear(take("qkv"), take("qkv_bias") if config.attention_bias else None),
+        qk_norm=take("qk_norm") if config.qk_norm else None,
+        out=kernels.linear(take("out"), None),
+        mlp_norm=take("mlp_norm"),
+        gate_up=kernels.linear(take("gate_up"), None),
+        down=kernels.linear(take("down"), None),
+    )
