@@ -1,0 +1,136 @@
+"""From submission to a seat: which requests are taken, and when the head of the queue gets its pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from tokenspeed.plane.results import Accepted, Rejected, SubmitResult
+from tokenspeed.plane.table import RequestTable
+from tokenspeed.scheduler.config import SchedulerConfig
+from tokenspeed.scheduler.pool import BlockPool
+from tokenspeed.scheduler.prefix import PrefixCache
+from tokenspeed.scheduler.residents import Residents
+from tokenspeed.scheduler.seniority import Seniority
+from tokenspeed.scheduler.states import Event, Life
+from tokenspeed.scheduler.waiting import WaitingQueue
+
+
+@attrs.define(eq=False)
+class AdmissionState:
+    """Writer: Admission. The request (by its admission number) that did not fit, and the blocks it needed."""
+
+    order: int = -1
+    need: int = 0
+    hits: int = 0
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Admission:
+    """A request is seated only with all pages of its known tokens promised to it.
+
+    One block for each seated request stays free beyond that, since each may need one in the next rounds. So a
+    prefill never runs short, and a newcomer does not push a running request out. A request alone in
+    the pool always fits, or was rejected at submission.
+    """
+
+    config: SchedulerConfig
+    table: RequestTable
+    life: Life
+    pool: BlockPool
+    cache: PrefixCache
+    residents: Residents
+    waiting: WaitingQueue
+    seniority: Seniority
+    state: AdmissionState = attrs.field(factory=AdmissionState)
+
+    def submit(self, rows: Sequence[int], *, round_id: int) -> SubmitResult:
+        """All of `rows` or none."""
+        seen: set[int] = set()
+        for row in rows:
+            fault = self._fault(row, seen)
+            if fault is not None:
+                return fault
+            seen.add(row)
+        for row in rows:
+            self.life.move(row, Event.SUBMIT)
+            self.waiting.add(row, round_id=round_id)
+        return Accepted(count=len(rows))
+
+    def admit_next(self) -> int | None:
+        """Seat the head of the queue, if there is a slot and there are pages; nobody overtakes it."""
+        row = self.waiting.head()
+        if row is None or not self.residents.has_seat:
+            return None
+        state, schedule = self.state, self.table.schedule
+        known, limit = int(self.table.tokens.known[row]), self._limit(row)
+        total = self.config.blocks_for(min(known + self.config.overlap_schedule_depth, limit))
+        spare = self.pool.spare - self._margin(row, total, limit)
+        order = int(self.table.identity.order[row])
+        if order == state.order and spare < state.need and not self.cache.grew(row, hits=state.hits):
+            return None
+        # Match and allocation look at one state of the index: nothing happens in between.
+        hits = self.cache.match(row, most=self._reusable(row, known))
+        need = total - len(hits) + self.pool.idle_among(hits)
+        if spare < need:
+            state.order, state.need, state.hits = order, need, len(hits)
+            return None
+        state.order = -1
+        self.waiting.remove(row)
+        self.residents.seat(row, hits, goal=known, limit=limit, blocks=total)
+        self.life.move(row, Event.ADMIT)
+        self.seniority.note_admitted(row)
+        found = len(hits) * self.config.page_tokens
+        schedule.scheduled[row] = schedule.landed[row] = found
+        schedule.cached[row] = min(found, int(self.table.identity.prompt_len[row]) - 1)
+        return row
+
+    def _limit(self, row: int) -> int:
+        """Tokens whose KV the request may need: the last one of its output is never an input."""
+        identity = self.table.identity
+        return int(identity.prompt_len[row]) + int(identity.max_new[row]) - 1
+
+    def _reusable(self, row: int, known: int) -> int:
+        """Blocks a match may skip: one token at least is computed, and all whose logits are wanted."""
+        most = known - 1
+        first = int(self.table.identity.prompt_from[row])
+        if first >= 0:
+            # The log-probability of position p comes from the logits of position p - 1.
+            most = min(most, max(first - 1, 0))
+        return most // self.config.page_tokens
+
+    def _margin(self, row: int, total: int, limit: int) -> int:
+        """Blocks that must stay free beside the request's own."""
+        seated = self.residents.seated
+        if seated and self.seniority.was_retracted(row):
+            room = self.config.blocks_for(self.config.resume_headroom_tokens)
+            return seated + min(room, self.config.blocks_for(limit) - total)
+        return seated
+
+    def _fault(self, row: int, seen: set[int]) -> Rejected | None:
+        identity = self.table.identity
+        if not 0 <= row < self.table.capacity or not identity.rid[row]:
+            return Rejected(message=f"row {row} holds no request", field="row")
+        rid = identity.rid[row]
+        if row in seen or self.life.holds(row):
+            return Rejected(message=f"request {rid!r} is already scheduled", field="rid")
+        prompt, new = int(identity.prompt_len[row]), int(identity.max_new[row])
+        if prompt < 1:
+            return Rejected(message=f"request {rid!r}: the prompt has no tokens, at least 1 is needed", field="prompt")
+        if new < 1:
+            return Rejected(message=f"request {rid!r}: max_tokens is {new}, must be at least 1", field="max_tokens")
+        longest = self.config.max_model_len
+        if prompt + new > longest:
+            text = (
+                f"request {rid!r}: {prompt} prompt tokens and max_tokens {new} exceed the {longest} tokens of the model"
+            )
+            return Rejected(message=text, field="max_tokens" if prompt < longest else "prompt")
+        pages = self.config.blocks_for(self._limit(row))
+        if pages > self.pool.usable:
+            text = (
+                f"request {rid!r}: {prompt} prompt tokens and max_tokens {new} need {pages} KV pages, "
+                f"the pool has {self.pool.usable}"
+            )
+            return Rejected(message=text, field="max_tokens")
+        return None

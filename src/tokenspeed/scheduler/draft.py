@@ -1,0 +1,102 @@
+"""A plan in the making."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from tokenspeed.plane.messages import BoolArray, Int32Array
+from tokenspeed.plane.plan import EMPTY_INT32, FROM_DEVICE, ForwardBatch, PlanAbort, int32
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class DecodeRows:
+    """Rows that compute one token each, all from the device; read-only int32 ``[n]``."""
+
+    rows: Int32Array = EMPTY_INT32
+    slots: Int32Array = EMPTY_INT32
+    starts: Int32Array = EMPTY_INT32
+
+
+NO_DECODES = DecodeRows()
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Chunk:
+    """Prompt tokens (or, after a retraction, known tokens) of one row."""
+
+    row: int
+    slot: int
+    start: int
+    samples: bool
+    ids: Int32Array
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Constants:
+    """What every decode row has in common, made once and sliced; read-only ``[max_num_seqs]``."""
+
+    ones: Int32Array
+    samples: BoolArray
+    from_device: Int32Array
+
+
+def constants(size: int) -> Constants:
+    samples: BoolArray = np.ones(size, dtype=np.bool_)
+    samples.setflags(write=False)
+    return Constants(
+        ones=int32(np.ones(size)), samples=samples, from_device=int32(np.full(size, FROM_DEVICE, dtype=np.int32))
+    )
+
+
+@attrs.define(eq=False)
+class PlanDraft:
+    """Filled by the parts of the scheduler while one plan is built.
+
+    ``pressed``: pages ran short, so nobody is admitted by this plan.
+    """
+
+    round_id: int
+    decodes: DecodeRows = NO_DECODES
+    chunks: list[Chunk] = attrs.field(factory=list[Chunk])
+    seated: list[int] = attrs.field(factory=list[int])
+    preempted: list[int] = attrs.field(factory=list[int])
+    retired: list[int] = attrs.field(factory=list[int])
+    aborts: list[PlanAbort] = attrs.field(factory=list[PlanAbort])
+    pressed: bool = False
+
+    def batch(self, common: Constants) -> ForwardBatch | None:
+        """Decodes first, then chunks in the order they were planned."""
+        decodes, n = self.decodes, len(self.decodes.rows)
+        ones, samples, ids = common.ones[:n], common.samples[:n], common.from_device[:n]
+        if not self.chunks:
+            if not n:
+                return None
+            return ForwardBatch(
+                rows=decodes.rows,
+                slots=decodes.slots,
+                starts=decodes.starts,
+                counts=ones,
+                samples=samples,
+                input_ids=ids,
+            )
+        chunks = self.chunks
+        sampled = np.concatenate([samples, np.array([chunk.samples for chunk in chunks], dtype=np.bool_)])
+        sampled.setflags(write=False)
+        return ForwardBatch(
+            rows=_joined(decodes.rows, [chunk.row for chunk in chunks]),
+            slots=_joined(decodes.slots, [chunk.slot for chunk in chunks]),
+            starts=_joined(decodes.starts, [chunk.start for chunk in chunks]),
+            counts=_joined(ones, [len(chunk.ids) for chunk in chunks]),
+            samples=sampled,
+            input_ids=_frozen(np.concatenate([ids, *(chunk.ids for chunk in chunks)])),
+        )
+
+
+def _joined(head: Int32Array, tail: list[int]) -> Int32Array:
+    return _frozen(np.concatenate([head, np.array(tail, dtype=np.int32)]))
+
+
+def _frozen(array: Int32Array) -> Int32Array:
+    array.setflags(write=False)
+    return array

@@ -1,0 +1,67 @@
+"""The ends of requests: pages return when nothing is in flight, the row is dropped by the next plan."""
+
+from __future__ import annotations
+
+import attrs
+
+from tokenspeed.errors import InvariantBroken
+from tokenspeed.plane.table import NO_SLOT, RequestTable
+from tokenspeed.scheduler.draft import PlanDraft
+from tokenspeed.scheduler.prefix import PrefixCache
+from tokenspeed.scheduler.residents import Residents
+from tokenspeed.scheduler.seniority import Seniority
+from tokenspeed.scheduler.states import OWNS, Event, Life, Owned, State
+from tokenspeed.scheduler.waiting import WaitingQueue
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Exits:
+    table: RequestTable
+    life: Life
+    cache: PrefixCache
+    residents: Residents
+    waiting: WaitingQueue
+    seniority: Seniority
+
+    def end(self, row: int) -> None:
+        """`row` is to be planned no more: it finished or was aborted. May be told twice."""
+        if self.table.schedule.inflight[row]:
+            self.life.move(row, Event.END_IN_FLIGHT)
+            return
+        owned = OWNS[self.life.of(row)]
+        self.life.move(row, Event.END)
+        if Owned.PLACE in owned:
+            self.waiting.remove(row)
+        self._let_go(row, owned)
+
+    def landed(self) -> None:
+        """Take the pages of ended requests whose last forward has landed (SP-54)."""
+        for row in self.life.rows(State.FINISHING):
+            if not self.table.schedule.inflight[row]:
+                self._let_go(row, OWNS[State.FINISHING])
+                self.life.move(row, Event.LANDED)
+
+    def check_drained(self) -> None:
+        """Raises: InvariantBroken: a request's last token came and nobody ended it; it would stay for ever."""
+        inflight = self.table.schedule.inflight
+        for row in self.life.rows(State.DRAINING):
+            if not inflight[row]:
+                raise InvariantBroken("a request produced its last token and was not finished", row=row)
+
+    def drop_all(self, draft: PlanDraft) -> None:
+        for row in self.life.rows(State.ENDED):
+            self.drop(row, draft)
+
+    def drop(self, row: int, draft: PlanDraft) -> None:
+        """Forget an ended request; its slot may be seated again by this very plan."""
+        slot = int(self.table.schedule.slot[row])
+        if slot != NO_SLOT:
+            self.residents.leave(slot)
+        self.seniority.forget(row)
+        self.life.move(row, Event.DROP)
+        draft.retired.append(row)
+
+    def _let_go(self, row: int, owned: Owned) -> None:
+        if Owned.PAGES in owned:
+            self.residents.release_pages(int(self.table.schedule.slot[row]))
+        self.cache.forget(row)

@@ -1,0 +1,52 @@
+"""Prompt chunks: what the decodes leave of the token budget goes to prompts, in order of admission."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from tokenspeed.plane.table import RequestTable
+from tokenspeed.scheduler.admission import Admission
+from tokenspeed.scheduler.config import SchedulerConfig
+from tokenspeed.scheduler.draft import Chunk, PlanDraft
+from tokenspeed.scheduler.residents import Residents
+from tokenspeed.scheduler.states import Event, Life, State
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Prefill:
+    config: SchedulerConfig
+    table: RequestTable
+    life: Life
+    residents: Residents
+    admission: Admission
+
+    def plan(self, draft: PlanDraft) -> None:
+        """Chunks of seated prompts, then of newly admitted ones; at most one chunk a request."""
+        budget = self.config.max_batched_tokens - len(draft.decodes.rows)
+        for row in self.life.rows(State.PREFILLING):
+            if not budget:
+                return
+            budget -= self._chunk(row, budget, draft)
+        while budget and not draft.pressed:
+            admitted = self.admission.admit_next()
+            if admitted is None:
+                return
+            draft.seated.append(admitted)
+            budget -= self._chunk(admitted, budget, draft)
+
+    def _chunk(self, row: int, budget: int, draft: PlanDraft) -> int:
+        schedule, residents = self.table.schedule, self.residents.state
+        slot, start = int(schedule.slot[row]), int(schedule.scheduled[row])
+        goal, limit = int(residents.goal[slot]), int(residents.limit[slot])
+        end = start + min(goal - start, self.config.chunk_tokens, budget)
+        last = end == goal
+        # The first decode may run ahead of this chunk's commit: its page is taken with the chunk's.
+        self.residents.extend(slot, tokens=min(end + self.config.overlap_schedule_depth, limit) if last else end)
+        ids = np.array(self.table.tokens.seated[slot, start:end])
+        draft.chunks.append(Chunk(row=row, slot=slot, start=start, samples=last, ids=ids))
+        schedule.scheduled[row] = end
+        schedule.inflight[row] += 1
+        if last:
+            self.life.move(row, Event.LAST_PLANNED if goal == limit else Event.PROMPT_PLANNED)
+        return end - start

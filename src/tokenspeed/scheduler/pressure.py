@@ -1,0 +1,117 @@
+"""When pages run out: who gives way, how, and when its pages are there.
+
+The victim is the latest admitted decode; one that was a victim before is spared while another can
+give way, so that two requests never evict each other for ever, and admission keeps its first date, so
+that the eldest always gets on (H12, B-21). A victim with a forward in flight yields: it is not
+planned any more, and its pages change hands once that forward has landed (SP-54).
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from tokenspeed.errors import InvariantBroken
+from tokenspeed.plane.messages import Int32Array
+from tokenspeed.plane.plan import PlanAbort, int32
+from tokenspeed.plane.table import RequestTable
+from tokenspeed.scheduler.config import Retraction, SchedulerConfig
+from tokenspeed.scheduler.draft import PlanDraft
+from tokenspeed.scheduler.exits import Exits
+from tokenspeed.scheduler.pool import BlockPool
+from tokenspeed.scheduler.residents import Residents
+from tokenspeed.scheduler.seniority import Seniority
+from tokenspeed.scheduler.states import Event, Life, State
+from tokenspeed.scheduler.waiting import WaitingQueue
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Pressure:
+    config: SchedulerConfig
+    table: RequestTable
+    life: Life
+    pool: BlockPool
+    residents: Residents
+    waiting: WaitingQueue
+    seniority: Seniority
+    exits: Exits
+
+    def settle(self, draft: PlanDraft) -> None:
+        """Take the pages of victims whose forwards have landed."""
+        for row in self.life.rows(State.YIELDING):
+            draft.pressed = True
+            if not self.table.schedule.inflight[row]:
+                self._give_way(row, draft)
+
+    def relieve(self, short: Int32Array, draft: PlanDraft) -> None:
+        """Give each of `short` (decodes that need one block each) its block as far as possible, the eldest first.
+
+        Victims give way until there is enough, now or when their forwards have landed. A row that got
+        nothing is still in DECODING and must be planned only if its present pages suffice.
+        """
+        draft.pressed = True
+        slot_of = self.table.schedule.slot
+        coming = sum(self.residents.held_alone(int(slot_of[row])) for row in self.life.rows(State.YIELDING))
+        for row in sorted(short.tolist(), key=self.seniority.admitted):
+            while self.pool.spare < 1 and coming < 1 and self.life.of(row) is State.DECODING:
+                coming += self._call_victim(draft)
+            if self.life.of(row) is not State.DECODING:
+                continue
+            if self.pool.spare >= 1:
+                self.residents.extend_each(int32([slot_of[row]]))
+            else:
+                coming -= 1
+
+    def _call_victim(self, draft: PlanDraft) -> int:
+        """Make one request give way; returns the blocks that will come later."""
+        victim = self._victim()
+        if not self.table.schedule.inflight[victim]:
+            self._give_way(victim, draft)
+            return 0
+        self.life.move(victim, Event.YIELD)
+        return self.residents.held_alone(int(self.table.schedule.slot[victim]))
+
+    def _victim(self) -> int:
+        candidates = self.life.rows(State.DECODING)
+        if self._way is Retraction.ABORT:
+            # A capacity abort takes the newest resident, whatever it does (SP-46).
+            return max(candidates + self.life.rows(State.PREFILLING), key=self.seniority.admitted)
+        return max(candidates, key=self.seniority.as_victim)
+
+    @property
+    def _way(self) -> Retraction:
+        """The first step of the chain that can be taken. No image pool exists here, so no image can be made."""
+        for step in self.config.retraction:
+            if step is not Retraction.SNAPSHOT:
+                return step
+        raise InvariantBroken("no way to retract", chain=self.config.retraction)
+
+    def _give_way(self, row: int, draft: PlanDraft) -> None:
+        draft.pressed = True
+        if self._way is Retraction.ABORT:
+            self._abort(row, draft)
+        else:
+            self._send_back(row, draft)
+
+    def _send_back(self, row: int, draft: PlanDraft) -> None:
+        """To the head of the waiting queue, with its tokens and without pages; its blocks stay findable (SP-47)."""
+        schedule = self.table.schedule
+        slot = int(schedule.slot[row])
+        self.residents.release_pages(slot)
+        self.table.unseat(row)
+        self.residents.leave(slot)
+        schedule.scheduled[row] = schedule.landed[row] = 0
+        self.life.move(row, Event.RETRACT)
+        self.seniority.note_retracted(row)
+        self.waiting.give_back(row, round_id=draft.round_id, stamp=self.seniority.admitted(row))
+        draft.preempted.append(row)
+
+    def _abort(self, row: int, draft: PlanDraft) -> None:
+        residents = np.count_nonzero(self.residents.state.owner >= 0)
+        reason = (
+            f"the KV cache is full: {residents} running requests need more than its {self.pool.usable} pages; "
+            "the newest request was ended"
+        )
+        self.exits.end(row)
+        self.exits.drop(row, draft)
+        draft.aborts.append(PlanAbort(row=row, reason=reason))

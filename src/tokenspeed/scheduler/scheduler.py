@@ -1,0 +1,176 @@
+"""The scheduler: requests in, one plan a round out. Deterministic: no clock, no randomness, no threads.
+
+Its parts do the work and each owns one state: `Life` (the state machine), `BlockPool` and the prefix
+cache (pages), `Residents` (slots and block tables), `WaitingQueue`, `Admission`, `Decoding`, `Prefill`,
+`Pressure` (retraction) and `Exits`. This file is the order in which a plan is made and a result taken.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import attrs
+
+from tokenspeed.errors import InvariantBroken
+from tokenspeed.plane.plan import ExecutionPlan
+from tokenspeed.plane.results import (
+    ForwardLanded,
+    HeadFacts,
+    KvEvent,
+    SchedulerEvent,
+    Sizes,
+    SubmitResult,
+)
+from tokenspeed.plane.table import RequestTable
+from tokenspeed.scheduler.admission import Admission
+from tokenspeed.scheduler.audit import SchedulerSnapshot, take_snapshot
+from tokenspeed.scheduler.config import SchedulerConfig
+from tokenspeed.scheduler.decoding import Decoding
+from tokenspeed.scheduler.draft import Constants, PlanDraft
+from tokenspeed.scheduler.exits import Exits
+from tokenspeed.scheduler.pool import BlockPool
+from tokenspeed.scheduler.prefill import Prefill
+from tokenspeed.scheduler.prefix import Landed, PrefixCache
+from tokenspeed.scheduler.pressure import Pressure
+from tokenspeed.scheduler.residents import Residents
+from tokenspeed.scheduler.states import Life, State
+from tokenspeed.scheduler.waiting import WaitingQueue
+
+log = logging.getLogger(__name__)
+
+
+@attrs.define(eq=False)
+class RoundState:
+    """Writer: PagedScheduler. ``planned`` and ``landed`` count forwards; they land in the order planned."""
+
+    round_id: int = 0
+    may_forward: bool = True
+    planned: int = 0
+    landed: int = 0
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PagedScheduler:
+    """Meets `plane.ports.Scheduler`."""
+
+    config: SchedulerConfig
+    table: RequestTable
+    life: Life
+    pool: BlockPool
+    cache: PrefixCache
+    residents: Residents
+    waiting: WaitingQueue
+    admission: Admission
+    decoding: Decoding
+    prefill: Prefill
+    pressure: Pressure
+    exits: Exits
+    common: Constants
+    state: RoundState = attrs.field(factory=RoundState)
+
+    def submit(self, rows: Sequence[int]) -> SubmitResult:
+        return self.admission.submit(rows, round_id=self.state.round_id)
+
+    def holds(self, row: int) -> bool:
+        return self.life.holds(row)
+
+    def abort(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            if self.life.holds(row):
+                self.exits.end(row)
+            else:
+                log.debug("abort of row %d, which is not scheduled", row)
+
+    def next_execution_plan(self) -> ExecutionPlan:
+        state = self.state
+        state.round_id += 1
+        draft = PlanDraft(round_id=state.round_id)
+        if self.life.count(State.ENDED):
+            self.exits.drop_all(draft)
+        if not state.may_forward:
+            return ExecutionPlan(round_id=draft.round_id, retired=tuple(draft.retired))
+        self.waiting.refresh(round_id=draft.round_id)
+        self.pressure.settle(draft)
+        # Decodes first: each has its token in every forward, so it never waits for more than one chunk.
+        self.decoding.plan(draft)
+        self.prefill.plan(draft)
+        batch = draft.batch(self.common)
+        state.planned += batch is not None
+        return ExecutionPlan(
+            round_id=draft.round_id,
+            batch=batch,
+            seated=tuple(draft.seated),
+            grants=() if batch is None else self.residents.take_grants(),
+            pages_to_zero=self.residents.take_granted(),
+            aborts=tuple(draft.aborts),
+            retired=tuple(draft.retired),
+            preempted=tuple(draft.preempted),
+        )
+
+    def advance_head(self, facts: HeadFacts) -> None:
+        """Only permission is of interest yet: no cache or storage operation is ever open here."""
+        if facts.acks:
+            log.debug("acknowledgments of unknown operations: %s", facts.acks)
+        if facts.tick is not None:
+            self.state.may_forward = facts.tick.forward
+
+    def advance(self, events: Sequence[SchedulerEvent]) -> None:
+        for event in events:
+            if not isinstance(event, ForwardLanded):
+                raise InvariantBroken("a transfer ended for a scheduler without a peer", row=event.row)
+            self._land(event)
+
+    def sizes(self) -> Sizes:
+        return self.life.sizes()
+
+    @property
+    def num_usable_pages(self) -> int:
+        return self.pool.usable
+
+    def empty_lcm_blocks(self) -> int:
+        return self.pool.empty
+
+    def active_lcm_blocks(self) -> int:
+        return self.pool.active
+
+    def available_lcm_blocks(self) -> int:
+        return self.pool.empty + self.pool.idle
+
+    def can_clear_cache(self) -> bool:
+        return not self.pool.active
+
+    def clear_cache(self) -> bool:
+        if not self.can_clear_cache():
+            return False
+        self.cache.clear()
+        return True
+
+    def drain_kv_events(self) -> tuple[KvEvent, ...]:
+        return self.cache.drain()
+
+    def snapshot(self) -> SchedulerSnapshot:
+        """Who holds what right now, copied; for diagnostics and tests, not for rounds."""
+        return take_snapshot(self.table, self.life, self.pool, self.cache, self.residents)
+
+    def _land(self, event: ForwardLanded) -> None:
+        batch, schedule, state = event.batch, self.table.schedule, self.state
+        if event.accepted is not None:
+            raise InvariantBroken("a speculative result for a plan without drafts", rows=len(batch.rows))
+        state.landed += 1
+        if state.landed > state.planned:
+            raise InvariantBroken("more forwards landed than planned", planned=state.planned)
+        rows, ends = batch.rows, batch.starts + batch.counts
+        schedule.landed[rows] = ends
+        schedule.inflight[rows] -= 1
+        # Findable from now on: the KV is there. Ends come after, so that a finished request leaves its blocks.
+        some_ended = bool(event.finished) or self.life.count(State.FINISHING) > 0
+        for relink in self.cache.publish(Landed(rows, batch.slots, ends, self.residents.state.blocks, some_ended)):
+            self.residents.relink(relink, forward=state.planned)
+        self.residents.release_displaced(landed=state.landed)
+        for row in event.finished:
+            self.exits.end(row)
+        if self.life.count(State.FINISHING):
+            self.exits.landed()
+        if self.life.count(State.DRAINING):
+            self.exits.check_drained()

@@ -1,0 +1,162 @@
+"""A request's life as a finite-state machine, and who is in which state.
+
+The table below is the whole of it. A state owns what `OWNS` says; the machine changes the state and
+nothing else: whoever sends an event has taken or given back what the two states differ in.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import attrs
+
+from tokenspeed.errors import InvariantBroken
+from tokenspeed.plane.results import Sizes
+from tokenspeed.plane.table import RequestTable
+
+
+class State(enum.IntEnum):
+    """Values of the table's ``schedule.state`` column. FREE: the scheduler does not hold the row."""
+
+    FREE = 0
+    WAITING = 1
+    PREFILLING = 2
+    DECODING = 3
+    DRAINING = 4
+    YIELDING = 5
+    FINISHING = 6
+    ENDED = 7
+
+
+class Event(enum.Enum):
+    """What happens to a request.
+
+    SUBMIT: taken. ADMIT: seated, with pages. PROMPT_PLANNED: the last chunk is planned, decodes follow.
+    LAST_PLANNED: no forward is left to plan. YIELD: chosen as a victim with forwards in flight.
+    RETRACT: pages and seat taken back, nothing in flight. END: finished or aborted, nothing in flight.
+    END_IN_FLIGHT: the same with forwards in flight. LANDED: the last of those landed. DROP: forgotten.
+    """
+
+    SUBMIT = "submit"
+    ADMIT = "admit"
+    PROMPT_PLANNED = "prompt planned"
+    LAST_PLANNED = "last planned"
+    YIELD = "yield"
+    RETRACT = "retract"
+    END = "end"
+    END_IN_FLIGHT = "end in flight"
+    LANDED = "landed"
+    DROP = "drop"
+
+
+class Owned(enum.Flag):
+    """What a state holds: a place in the waiting queue, a device slot, blocks of the pool."""
+
+    NOTHING = 0
+    PLACE = enum.auto()
+    SLOT = enum.auto()
+    PAGES = enum.auto()
+
+
+_ENDS: Mapping[Event, State] = {Event.END: State.ENDED, Event.END_IN_FLIGHT: State.FINISHING}
+_RESIDENT: Mapping[Event, State] = {**_ENDS, Event.YIELD: State.YIELDING, Event.RETRACT: State.WAITING}
+
+TRANSITIONS: Mapping[State, Mapping[Event, State]] = MappingProxyType(
+    {
+        State.FREE: {Event.SUBMIT: State.WAITING},
+        State.WAITING: {Event.ADMIT: State.PREFILLING, Event.END: State.ENDED},
+        State.PREFILLING: {
+            Event.PROMPT_PLANNED: State.DECODING,
+            Event.LAST_PLANNED: State.DRAINING,
+            **_RESIDENT,
+        },
+        State.DECODING: {Event.LAST_PLANNED: State.DRAINING, **_RESIDENT},
+        State.DRAINING: _ENDS,
+        State.YIELDING: {Event.RETRACT: State.WAITING, **_ENDS},
+        # An end may be told twice: by an abort and by the result that was under way.
+        State.FINISHING: {Event.LANDED: State.ENDED, Event.END_IN_FLIGHT: State.FINISHING},
+        # A slot is kept to the drop: until then the device's release of it may still be queued.
+        State.ENDED: {Event.DROP: State.FREE, Event.END: State.ENDED},
+    }
+)
+
+OWNS: Mapping[State, Owned] = MappingProxyType(
+    {
+        State.FREE: Owned.NOTHING,
+        State.WAITING: Owned.PLACE,
+        State.PREFILLING: Owned.SLOT | Owned.PAGES,
+        State.DECODING: Owned.SLOT | Owned.PAGES,
+        State.DRAINING: Owned.SLOT | Owned.PAGES,
+        State.YIELDING: Owned.SLOT | Owned.PAGES,
+        State.FINISHING: Owned.SLOT | Owned.PAGES,
+        State.ENDED: Owned.SLOT,  # or nothing, if it ended while it was waiting
+    }
+)
+
+
+def _no_members() -> dict[State, dict[int, None]]:
+    return {state: {} for state in State if state is not State.FREE}
+
+
+@attrs.define(eq=False)
+class LifeState:
+    """Writer: Life. ``members``: rows by state, in the order they entered it."""
+
+    members: dict[State, dict[int, None]] = attrs.field(factory=_no_members)
+    decoding_epoch: int = 0
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Life:
+    """Writes ``schedule.state``; steady decoding never calls it."""
+
+    table: RequestTable
+    state: LifeState = attrs.field(factory=LifeState)
+
+    def move(self, row: int, event: Event) -> None:
+        """Raises: InvariantBroken: the row's state does not know this event."""
+        column = self.table.schedule.state
+        old = State(int(column[row]))
+        new = TRANSITIONS[old].get(event)
+        if new is None:
+            rid = self.table.identity.rid[row]
+            raise InvariantBroken("illegal event for a request", rid=rid, row=row, state=old.name, event=event.value)
+        if new is old:
+            return
+        column[row] = new
+        members = self.state.members
+        if old is not State.FREE:
+            del members[old][row]
+        if new is not State.FREE:
+            members[new][row] = None
+        if State.DECODING in (old, new):
+            self.state.decoding_epoch += 1
+
+    def of(self, row: int) -> State:
+        return State(int(self.table.schedule.state[row]))
+
+    def holds(self, row: int) -> bool:
+        return 0 <= row < self.table.capacity and self.table.schedule.state[row] != State.FREE
+
+    def rows(self, state: State) -> tuple[int, ...]:
+        """In the order they entered `state`."""
+        return tuple(self.state.members[state])
+
+    def count(self, state: State) -> int:
+        return len(self.state.members[state])
+
+    @property
+    def decoding_epoch(self) -> int:
+        """Changes whenever a row enters or leaves DECODING."""
+        return self.state.decoding_epoch
+
+    def sizes(self) -> Sizes:
+        count = self.count
+        return Sizes(
+            waiting=count(State.WAITING),
+            prefilling=count(State.PREFILLING),
+            decoding=count(State.DECODING) + count(State.DRAINING) + count(State.YIELDING),
+            finishing=count(State.FINISHING) + count(State.ENDED),
+        )
