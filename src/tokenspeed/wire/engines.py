@@ -100,9 +100,9 @@ class Drop:
 Command: TypeAlias = Subscribe | Submit | Drop
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.define(kw_only=True, eq=False)
 class Commands:
-    """What other threads want of the hub thread, in order.
+    """What other threads want of the hub thread, in order: they append, the hub thread takes.
 
     Unbounded here: what waits was admitted by the frontend, which bounds its requests in flight.
     """

@@ -48,16 +48,16 @@ class _Registration(msgspec.Struct, kw_only=True):
     max_num_seqs: int = 1
     max_num_batched_tokens: int = -1
     instance_id: str = ""
-    request_types: list[str] = ["add", "abort"]
+    request_types: tuple[str, ...] = ("add", "abort")
     positional_layouts: dict[str, list[str]] | None = None
     disaggregation_mode: str | None = None
     model_type: str = ""
-    architectures: list[str] = []
+    architectures: tuple[str, ...] = ()
     model: str = ""
     vocab_size: int = (1 << 31) - 1
     max_waiting: int = (1 << 31) - 1
     max_logprobs: int = 0
-    eos_token_ids: list[int] = []
+    eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: dict[str, Any] = {}
 
 
@@ -179,12 +179,12 @@ def decode_registration(payload: bytes) -> Registered:
         max_batched_tokens=got.max_num_batched_tokens,
         max_waiting=got.max_waiting,
         max_logprobs=got.max_logprobs,
-        eos_token_ids=tuple(got.eos_token_ids),
-        request_types=tuple(got.request_types),
+        eos_token_ids=got.eos_token_ids,
+        request_types=got.request_types,
         engine_index=got.data_parallel_rank,
         engine_count=got.data_parallel_size,
         role=got.disaggregation_mode or "null",
-        architectures=tuple(got.architectures),
+        architectures=got.architectures,
         model_type=got.model_type,
         instance_id=got.instance_id,
         defaults=_defaults(got.sampling_defaults),

@@ -193,7 +193,7 @@ class ZmqFrontendLink:
         self.thread.join()
         self.waker.close()
         if self.owns_context:
-            self.context.term()
+            self.context.destroy()
 
     def _hand_over(self, event: Outgoing) -> None:
         state = self.traffic.state

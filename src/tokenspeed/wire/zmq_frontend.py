@@ -61,6 +61,8 @@ class EngineSockets:
         return DataAddresses(input=_bound_at(self.input), output=_bound_at(self.output))
 
     def close(self) -> None:
+        if self.input.closed:
+            return
         self.input.disable_monitor()
         self.output.disable_monitor()
         for socket in self.all:
@@ -325,7 +327,7 @@ class FrontendHub:
         self.commands.put(Drop(engine=None))
         self.thread.join()
         self.commands.waker.close()
-        self.context.term()
+        self.context.destroy(linger=0)
 
 
 def bind_hub(*, engines: int, address: str = LOOPBACK) -> FrontendHub:
