@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import runpy
 import subprocess
 from pathlib import Path
 
@@ -30,31 +31,24 @@ def tracked() -> list[Path]:
     return [ROOT / name for name in names.split("\0") if name and (ROOT / name).is_file()]
 
 
-@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT / "tests")))
-def test_no_test_patches_attributes_or_sleeps(path: Path) -> None:
-    assert [name for name in imported(tree(path)) if "mock" in name.split(".")] == []
+PATCHING = ("monkeypatch.setattr", "monkeypatch.delattr", "monkeypatch.setitem", "mocker.patch", "time.sleep")
+
+
+def test_no_test_patches_attributes_or_sleeps() -> None:
     found = []
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Attribute):
-            text = ast.unparse(node)
-            if text in (
-                "monkeypatch.setattr",
-                "monkeypatch.delattr",
-                "monkeypatch.setitem",
-                "mocker.patch",
-                "time.sleep",
-            ):
-                found.append(f"{node.lineno}: {text}")
+    for path in TESTS:
+        found += [f"{path.name}: {name}" for name in imported(tree(path)) if "mock" in name.split(".")]
+        attributes = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)]
+        found += [f"{path.name}:{node.lineno}" for node in attributes if ast.unparse(node) in PATCHING]
     assert found == []
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in TESTS if p.name.startswith("test_")], ids=lambda p: str(p.relative_to(ROOT / "tests"))
-)
-def test_test_files_have_names_of_their_own_and_tests_are_sentences(path: Path) -> None:
-    assert [other for other in TESTS if other.name == path.name] == [path]
-    names = [n.name for n in ast.walk(tree(path)) if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")]
-    assert [name for name in names if name.count("_") < 3] == []
+def test_test_files_have_names_of_their_own_and_test_names_are_sentences() -> None:
+    files = [path.name for path in TESTS]
+    assert sorted(name for name in files if files.count(name) > 1) == []
+    functions = [(p, n) for p in TESTS for n in ast.walk(tree(p)) if isinstance(n, ast.FunctionDef)]
+    short = [f"{p.name}: {n.name}" for p, n in functions if n.name.startswith("test_") and n.name.count("_") < 3]
+    assert short == []
 
 
 def test_no_file_speaks_of_how_the_project_is_made() -> None:
@@ -114,3 +108,10 @@ def test_the_document_of_extension_names_checks_that_exist() -> None:
 def test_files_stay_readable() -> None:
     long = {str(p.relative_to(SRC)): len(p.read_text().splitlines()) for p in modules()}
     assert {name: count for name, count in long.items() if count > 450} == {}
+
+
+def test_the_diagrams_are_what_their_script_draws() -> None:
+    folder = ROOT / "docs" / "diagrams"
+    drawn = runpy.run_path(str(folder / "draw.py"))["DIAGRAMS"]
+    assert {path.name for path in folder.glob("*.svg")} == set(drawn)
+    assert [name for name, draw in drawn.items() if draw() != (folder / name).read_text(encoding="utf-8")] == []

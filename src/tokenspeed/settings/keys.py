@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 import attrs
@@ -20,11 +20,15 @@ class Key:
     Attributes:
         path: attribute names from the root, e.g. ``("server", "port")``.
         kind: the annotated type, resolved; `str | None` keys have a union here.
+        default: `attrs.NOTHING` or a factory where there is no plain one.
+        validator: attrs' own, or None.
     """
 
     path: tuple[str, ...]
     kind: object
-    attribute: attrs.Attribute[object]
+    default: object
+    validator: object
+    metadata: Mapping[object, object]
 
     @property
     def dotted(self) -> str:
@@ -32,12 +36,12 @@ class Key:
 
     @property
     def help(self) -> str:
-        return str(self.attribute.metadata.get("help", ""))
+        return str(self.metadata.get("help", ""))
 
     @property
     def secret(self) -> bool:
         """True: the value is never shown."""
-        return bool(self.attribute.metadata.get("secret", False))
+        return bool(self.metadata.get("secret", False))
 
     @property
     def nullable(self) -> bool:
@@ -60,7 +64,7 @@ def keys(root: type, above: tuple[str, ...] = ()) -> Iterator[Key]:
         if isinstance(kind, type) and attrs.has(kind):
             yield from keys(kind, path)
         else:
-            yield Key(path=path, kind=kind, attribute=field)
+            yield Key(path=path, kind=kind, default=field.default, validator=field.validator, metadata=field.metadata)
 
 
 def sections(root: type, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], type]]:

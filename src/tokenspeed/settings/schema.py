@@ -72,8 +72,8 @@ def _leaf(key: Key) -> dict[str, object]:
     else:
         names = [_type(kind) for kind in kinds]
         found["type"] = names[0] if len(names) == 1 else names
-    found.update(_bounds(key.attribute.validator))
-    default = key.attribute.default
+    found.update(_bounds(key.validator))
+    default = key.default
     if default is not attrs.NOTHING and not isinstance(default, attrs.Factory):  # type: ignore[arg-type]
         found["default"] = default.value if isinstance(default, enum.Enum) else default
     if key.help:
