@@ -50,7 +50,7 @@ class EngineContainer(containers.DeclarativeContainer):
     settings: providers.Provider[Settings] = given(Settings)
     checkpoint: providers.Provider[Checkpoint] = given(Checkpoint)
     device_parts: providers.Provider[DeviceParts] = given(DeviceParts)
-    progress: providers.Provider[Progress] = given(Progress)
+    progress: providers.Provider[Progress] = given(object)
     device_build: providers.Provider[DeviceBuild] = one(
         build_device_side, ref(settings), ref(checkpoint), ref(device_parts), ref(progress)
     )

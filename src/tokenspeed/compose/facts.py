@@ -25,5 +25,6 @@ def engine_info(settings: Settings, specs: DeviceSpecs, *, served_name: str) -> 
         architectures=specs.architectures,
         model_type=specs.model_type,
         instance_id=secrets.token_hex(8),
+        kv_capacity_tokens=(specs.num_pages - 1) * specs.page_tokens,
         defaults=specs.sampling_defaults,
     )

@@ -20,7 +20,6 @@ from typing import Any, Self, TypeAlias, TypeVar, cast
 
 import attrs
 
-from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.open import open_checkpoint
 from tokenspeed.checkpoint.progress import NoProgress, Progress
 from tokenspeed.checkpoint.sources import resolve_model
@@ -104,7 +103,13 @@ class Engine:
             resolved = resolve_model(chosen.model, watch)
             checkpoint = open_checkpoint(resolved)
             rank = opening.enter_context(
-                rank_engine(chosen, connect=self._connect, resolved=resolved, progress=watch, **cast("dict[str, Any]", parts))
+                rank_engine(
+                    chosen,
+                    connect=self._connect,
+                    resolved=resolved,
+                    progress=watch,
+                    **cast("dict[str, Any]", parts),
+                )
             )
             self._settings = chosen
             self._rank = rank

@@ -1,0 +1,129 @@
+"""The frontend process's wiring: tokenizer, generation service and HTTP server over engine links."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from tokenspeed import __version__
+from tokenspeed.checkpoint.open import open_checkpoint
+from tokenspeed.checkpoint.sources import ResolvedModel
+from tokenspeed.frontend.engine_client import connect_client
+from tokenspeed.frontend.gate import refusing_gate
+from tokenspeed.frontend.http.api import Api
+from tokenspeed.frontend.http.app import build_app
+from tokenspeed.frontend.ports import SteadyClock
+from tokenspeed.frontend.prompts import PromptMaker, prompt_maker
+from tokenspeed.frontend.routing import LeastLoaded
+from tokenspeed.frontend.server import serving
+from tokenspeed.frontend.service import GenerationService
+from tokenspeed.frontend.text.chat import chat_template
+from tokenspeed.frontend.text.tokenizer import load_tokenizer
+from tokenspeed.frontend.workers import text_workers
+from tokenspeed.plane.ports import EngineLink
+from tokenspeed.settings.model import Settings
+from tokenspeed.telemetry.meters import PrometheusHttpMeter, load_gauges, prometheus_request_meter
+from tokenspeed.telemetry.registry import new_registry
+
+
+@attrs.define(eq=False)
+class StopSignal:
+    """Writer: HttpFrontend. `loop` is there while it runs."""
+
+    asked: bool = False
+    loop: asyncio.AbstractEventLoop | None = None
+    event: asyncio.Event | None = None
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class HttpFrontend:
+    """The HTTP server of one deployment; `run` on the process's main thread, `stop` from any thread.
+
+    Attributes:
+        sock: bound, not listening; closed at the end of `run`.
+        on_ready: told the server's URL once it accepts connections.
+    """
+
+    settings: Settings
+    prompts: PromptMaker
+    links: tuple[EngineLink, ...]
+    sock: socket.socket
+    on_ready: Callable[[str], None]
+    signal: StopSignal = attrs.field(factory=StopSignal)
+
+    def run(self) -> None:
+        """Serve until `stop`; requests then get ``server.shutdown_timeout_s`` to finish."""
+        asyncio.run(self._serve())
+
+    def stop(self) -> None:
+        self.signal.asked = True
+        loop, event = self.signal.loop, self.signal.event
+        if loop is not None and event is not None:
+            loop.call_soon_threadsafe(event.set)
+
+    async def _serve(self) -> None:
+        signal = self.signal
+        signal.event, signal.loop = asyncio.Event(), asyncio.get_running_loop()
+        clock, infos = SteadyClock(), tuple(link.info for link in self.links)
+        registry = new_registry(infos[0].model)
+        # Unique over restarts too: an engine that outlives its frontend may still hold old ids.
+        prefix = secrets.token_hex(4)
+        engines = tuple(
+            connect_client(link, clock=clock, meter=load_gauges(registry, link.info), rid_prefix=f"{prefix}{i}")
+            for i, link in enumerate(self.links)
+        )
+        service = GenerationService(
+            engines=engines,
+            router=LeastLoaded(),
+            tokenizer=self.prompts.tokenizer,
+            gate=refusing_gate(infos),
+            clock=clock,
+            meter=prometheus_request_meter(registry),
+            timeout_s=self.settings.server.request_timeout_s,
+        )
+        api = Api(
+            service=service,
+            prompts=self.prompts,
+            settings=self.settings.server,
+            metrics=registry,
+            meter=PrometheusHttpMeter(registry=registry),
+            created=int(time.time()),
+            version=__version__,
+        )
+        async with serving(build_app(api, clock=clock), api, self.sock) as server:
+            self.on_ready(server.address)
+            if not signal.asked:
+                stopped = asyncio.ensure_future(signal.event.wait())
+                ended = asyncio.ensure_future(server.closed())
+                await asyncio.wait((stopped, ended), return_when=asyncio.FIRST_COMPLETED)
+                stopped.cancel()
+        for engine in engines:
+            engine.close()
+        self.prompts.workers.close()
+
+
+def serve_http(
+    settings: Settings,
+    resolved: ResolvedModel,
+    links: Sequence[EngineLink],
+    sock: socket.socket,
+    *,
+    on_ready: Callable[[str], None],
+) -> HttpFrontend:
+    """The HTTP frontend over `links`; reads the tokenizer and the chat template, serves nothing yet.
+
+    Raises: ModelError: the checkpoint's tokenizer or chat template cannot be used.
+    """
+    checkpoint = open_checkpoint(resolved)
+    prompts = prompt_maker(
+        tokenizer=load_tokenizer(checkpoint),
+        chat=chat_template(checkpoint),
+        workers=text_workers(),
+        max_model_len=links[0].info.max_model_len,
+    )
+    return HttpFrontend(settings=settings, prompts=prompts, links=tuple(links), sock=sock, on_ready=on_ready)
