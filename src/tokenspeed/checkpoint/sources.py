@@ -49,7 +49,7 @@ def resolve_model(
     """
     source = settings.source.strip()
     for place in default_sources(settings, os.environ) if sources is None else sources:
-        if place.claims(source):
+        if source and place.claims(source):
             located = place.locate(source, progress)
             break
     else:
