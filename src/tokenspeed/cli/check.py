@@ -76,7 +76,7 @@ def model_findings(settings: Settings, survey: Survey) -> list[Finding]:
         return [Finding("model", str(exc), problem=True)]
     config = checkpoint.config
     found = [
-        Finding("model", f"{resolved.served_name}: {resolved.kind.value} at {resolved.path or 'no path'}"),
+        Finding("model", f"{resolved.served_name}: {resolved.path or 'random weights'}"),
         Finding(
             "model",
             f"{config.model_type}, {config.num_layers} layers, hidden {config.hidden_size}, vocabulary "

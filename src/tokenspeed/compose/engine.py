@@ -31,6 +31,7 @@ from tokenspeed.device.gc_hooks import AutomaticCollection, GcHooks
 from tokenspeed.device.guards import EnterServing
 from tokenspeed.device.jit_monitor import JitMonitor
 from tokenspeed.device.parts import DeviceParts, ModelFactory, SamplerFactory
+from tokenspeed.device.survey import survey
 from tokenspeed.errors import SettingsError
 from tokenspeed.plane.messages import EngineInfo
 from tokenspeed.plane.ports import FrontendLink, Wakeup
@@ -136,3 +137,6 @@ def _device_parts(given_parts: Mapping[str, object], *, own_process: bool) -> De
         sampler=cast("SamplerFactory | None", given_parts.get("sampler")),
         rounds=GcHooks() if own_process else AutomaticCollection(),
     )
+
+
+__all__ = ["Connect", "EngineContainer", "RankEngine", "rank_engine", "survey"]

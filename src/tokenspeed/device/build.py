@@ -23,17 +23,15 @@ from tokenspeed.device.handle import StreamDeviceHandle
 from tokenspeed.device.machine import Machine, read_machine
 from tokenspeed.device.memory import (
     MemoryPlan,
-    ModelNeeds,
     check_weights_fit,
     longest_wanted,
     memory_budget,
-    plan_memory,
-    working_bytes,
 )
 from tokenspeed.device.on_stream import on_stream
 from tokenspeed.device.parts import DeviceParts, ModelFactory, SamplerFactory
 from tokenspeed.device.profile import TraceProfiler
 from tokenspeed.device.specs_of import specs_of
+from tokenspeed.device.survey import memory_of
 from tokenspeed.device.warm_up import warm_up
 from tokenspeed.errors import NotSupported
 from tokenspeed.plane.ports import DeviceHandle
@@ -145,17 +143,11 @@ def _load(
 ) -> tuple[AttentionBuild, MemoryPlan]:
     """Weights first, because what they leave of the budget is the pool's."""
     config, page_tokens, stream = checkpoint.config, settings.cache.page_tokens, backend.exec_stream
-    longest = longest_wanted(settings, config.max_positions)
     budget = memory_budget(settings.device, machine)
     check_weights_fit(budget, model.expected_bytes(config))
+    longest_wanted(settings, config.max_positions)  # refuses before the weights are read
     weights = on_stream(stream, lambda: model.load(checkpoint, progress), "load")
-    needs = ModelNeeds(
-        weights_bytes=weights.nbytes,
-        page_bytes=model.bytes_per_page(config, page_tokens),
-        scratch_per_page=2 * model.bytes_per_page(config, page_tokens) // config.num_layers,
-        max_positions=config.max_positions,
-    )
-    memory = plan_memory(settings, budget, needs, working_bytes(config, settings.scheduler, longest))
+    memory = memory_of(settings, config, model, budget, weights.nbytes)
     for line in memory.lines():
         log.info("%s", line)
     bound = on_stream(stream, lambda: model.bind(weights, num_pages=memory.num_pages, page_tokens=page_tokens), "bind")

@@ -1,0 +1,50 @@
+"""What a build would decide, without a device, a thread or a weight."""
+
+from __future__ import annotations
+
+from tokenspeed.checkpoint.checkpoint import Checkpoint
+from tokenspeed.checkpoint.config import ModelConfig
+from tokenspeed.device.defaults import ModelFromWeights
+from tokenspeed.device.machine import read_machine
+from tokenspeed.device.memory import (
+    Budget,
+    MemoryPlan,
+    ModelNeeds,
+    check_weights_fit,
+    longest_wanted,
+    memory_budget,
+    plan_memory,
+    working_bytes,
+)
+from tokenspeed.device.parts import ModelFactory
+from tokenspeed.settings.model import Settings
+
+
+def memory_of(
+    settings: Settings, config: ModelConfig, model: ModelFactory, budget: Budget, weights_bytes: int
+) -> MemoryPlan:
+    """Pool and longest request for a model whose weights take `weights_bytes`. Raises: SettingsError."""
+    page_bytes = model.bytes_per_page(config, settings.cache.page_tokens)
+    needs = ModelNeeds(
+        weights_bytes=weights_bytes,
+        page_bytes=page_bytes,
+        scratch_per_page=2 * page_bytes // config.num_layers,
+        max_positions=config.max_positions,
+    )
+    longest = longest_wanted(settings, config.max_positions)
+    return plan_memory(settings, budget, needs, working_bytes(config, settings.scheduler, longest))
+
+
+def survey(settings: Settings, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Threads and memory as `build_device_side` would choose them now, as lines for people.
+
+    The weights' size is an estimate from the configuration. Raises: SettingsError: it does not fit.
+    """
+    machine, model = read_machine(), ModelFromWeights()
+    budget = memory_budget(settings.device, machine)
+    expected = model.expected_bytes(checkpoint.config)
+    check_weights_fit(budget, expected)
+    threads = settings.device.threads or machine.cpus
+    why = "device.threads" if settings.device.threads else machine.cpu_source
+    backend = f"{settings.device.backend.value} backend, {threads} compute threads ({why})"
+    return (backend, *memory_of(settings, checkpoint.config, model, budget, expected).lines())
