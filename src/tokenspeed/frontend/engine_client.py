@@ -188,6 +188,7 @@ class EngineClient:
 
     def end_all(self) -> None:
         """Stop everything; each consumer sees an ordinary end with the reason ``abort``."""
+        self._drain()  # what came already is still theirs
         routes = list(self.state.routes.items())
         self.abort([rid for rid, _ in routes])
         for _, (inbox, place) in routes:

@@ -33,7 +33,7 @@ def openapi_document(operations: Sequence[Operation], *, version: str, keyed: bo
     """
     structs = {kind for op in operations for kind in (op.takes, op.gives) if kind is not None} | {ErrorBody}
     ordered = sorted(structs, key=lambda kind: kind.__name__)
-    schemas, components = msgspec.json.schema_components(ordered, ref_template=NAMES)
+    schemas, components = msgspec.json.schema_components(ordered, schema_hook=_any_value, ref_template=NAMES)
     reference = dict(zip(ordered, schemas, strict=True))
     for kind in ordered:
         if any(op.takes is kind for op in operations):
@@ -51,6 +51,12 @@ def openapi_document(operations: Sequence[Operation], *, version: str, keyed: bo
         "paths": paths,
         "components": parts,
     }
+
+
+def _any_value(kind: type) -> dict[str, object]:
+    if kind is not object:
+        raise NotImplementedError
+    return {"description": "any JSON value"}
 
 
 def _operation(
