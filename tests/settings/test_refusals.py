@@ -43,3 +43,12 @@ def test_the_same_rules_hold_for_settings_built_in_python() -> None:
 def test_every_refusal_names_a_key_of_the_tree() -> None:
     paths = {key.path for key in keys(Settings)}
     assert [refusal.path for refusal in REFUSALS if refusal.path not in paths] == []
+
+
+def test_a_rank_is_not_built_from_refused_settings() -> None:
+    from tokenspeed.compose.engine import rank_engine
+
+    settings = Settings(parallel=ParallelSettings(tensor=2))
+    with pytest.raises(SettingsError, match=r"settings: parallel.tensor: this build serves one rank"):
+        with rank_engine(settings, connect=lambda info, wakeup: None):  # type: ignore[arg-type,return-value]
+            pass

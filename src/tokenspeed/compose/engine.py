@@ -37,6 +37,7 @@ from tokenspeed.plane.messages import EngineInfo
 from tokenspeed.plane.ports import FrontendLink, Wakeup
 from tokenspeed.plane.specs import DeviceSpecs
 from tokenspeed.settings.model import Settings
+from tokenspeed.settings.refusals import refuse
 
 Connect: TypeAlias = Callable[[EngineInfo, Wakeup], FrontendLink]
 """Makes the engine's end of the frontend wire; called once, when the device side is complete."""
@@ -97,6 +98,7 @@ def rank_engine(
             count of forwards; a host program's are left alone.
     Raises: SettingsError, ModelError, NotSupported: nothing stays open.
     """
+    refuse(settings)
     chosen = check_parts(parts)
     watch = progress or NoProgress()
     jit = JitMonitor()  # ahead of everything that could compile (DP-73)
