@@ -55,6 +55,21 @@ def test_a_prompt_and_its_decode_steps_give_the_models_tokens() -> None:
     assert tokens == continuation(PROMPT, 9)
 
 
+def test_the_sampler_is_told_the_position_each_new_token_will_have() -> None:
+    with toy_rig() as rig:
+        token = start(rig)
+        rig.submit(batch((0, len(PROMPT), [token]))).result()
+    assert rig.sampler.positions == [len(PROMPT), len(PROMPT) + 1]
+
+
+@pytest.mark.contract("DP-16")
+def test_a_new_owner_cannot_reach_blocks_of_the_one_before() -> None:
+    with toy_rig() as rig:
+        start(rig)
+        with pytest.raises(InvariantBroken, match="rows without blocks"):
+            rig.submit(batch((0, 0, PROMPT), table_rows=[5]), seats=(seat(0, row=5),), grants=granted((0, 0, 9)))
+
+
 @pytest.mark.contract("DP-3", "DO-13")
 def test_forwards_queue_up_behind_a_held_device_and_take_their_inputs_from_it() -> None:
     with toy_rig() as rig:
@@ -166,6 +181,7 @@ def test_a_row_of_nan_is_flagged_and_its_neighbours_and_its_own_next_step_go_on(
         )
         following = rig.submit(batch((0, 1, DECODE), (1, len(PROMPT), DECODE)))
         assert landing.result().nan_rows == [0]
+        assert landing.result().tokens[0] == 0  # what the row's next step takes in must be a token
         assert landing.result().tokens[1] == continuation(PROMPT, 1)[0]
         assert following.result().nan_rows == []
         assert following.result().tokens[1] == continuation(PROMPT, 2)[1]

@@ -238,6 +238,14 @@ def test_a_profile_is_a_chrome_trace_of_the_devices_work(tmp_path: Path) -> None
         assert rig.handle.stop_profile() == second
 
 
+def test_a_recording_that_still_runs_is_written_when_the_handle_closes(tmp_path: Path) -> None:
+    with toy_rig() as rig:
+        file = rig.handle.start_profile(str(tmp_path / "mine.json"))
+        rig.submit(batch((0, 0, [5, 6])), seats=(seat(0),), grants=granted((0, 0, 1)))
+        rig.handle.close()
+    assert json.loads(Path(file).read_text(encoding="utf-8"))["traceEvents"]
+
+
 @pytest.mark.contract("DP-16")
 def test_a_profile_that_cannot_be_written_is_an_answer_and_not_an_exception(tmp_path: Path) -> None:
     file = tmp_path / "plain"

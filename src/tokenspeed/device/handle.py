@@ -6,6 +6,7 @@ is a correctness rule, because a plan may reuse a block for several purposes (RA
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Protocol
 
 import attrs
@@ -175,5 +176,10 @@ class StreamDeviceHandle:
         self.host_tier.shutdown()
 
     def close(self) -> None:
-        """Run what is queued and join the streams; the pools go with the last reference to this handle."""
-        self.backend.close()
+        """Write a recording that still runs, run what is queued, and join the streams.
+
+        The pools go with the last reference to this handle.
+        """
+        with ExitStack() as closing:
+            closing.callback(self.backend.close)
+            self.profiler.stop()

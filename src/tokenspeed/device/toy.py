@@ -50,7 +50,7 @@ class ToyStep:
 
     Logits have one clear maximum at ``hash % vocab`` and a fixed wave elsewhere, so that
     log-probabilities depend on the context too. A context that ends in a token of `nan_after` gives
-    a row of NaN.
+    a row with a NaN.
     """
 
     pool: ToyPool
@@ -77,11 +77,11 @@ class ToyStep:
         return torch.stack([self._logits(context) for context in wanted]) if wanted else torch.zeros(0, self.vocab_size)
 
     def _logits(self, context: list[int]) -> torch.Tensor:
-        if context[-1] in self.nan_after:
-            return torch.full((self.vocab_size,), torch.nan)
         value = hash_context(context)
         logits = torch.sin(torch.arange(self.vocab_size) * 0.7 + value % 1000)
         logits[value % self.vocab_size] = 5.0
+        if context[-1] in self.nan_after:
+            logits[self.vocab_size // 2] = torch.nan
         return logits
 
 
@@ -125,9 +125,15 @@ class ToyTokens:
 
 @attrs.define(eq=False)
 class ToySampler:
-    """Takes the likeliest token; `log` has what it was told, in order: ("seat" | "release" | "sample", slot)."""
+    """Takes the likeliest token.
+
+    Attributes:
+        log: what it was told, in order: ("seat" | "release" | "sample", slot).
+        positions: of the tokens it drew.
+    """
 
     log: list[tuple[str, int]] = attrs.field(factory=list[tuple[str, int]])
+    positions: list[int] = attrs.field(factory=list[int])
 
     def seat(self, seat: Seat) -> None:
         self.log.append(("seat", seat.slot))
@@ -137,4 +143,5 @@ class ToySampler:
 
     def sample(self, logits: torch.Tensor, *, slots: Int64Array, positions: Int64Array) -> ToyTokens:
         self.log.extend(("sample", slot) for slot in slots.tolist())
+        self.positions.extend(positions.tolist())
         return ToyTokens(tokens=logits.argmax(dim=1), nan=logits.isnan().any(dim=1))

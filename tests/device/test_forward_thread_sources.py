@@ -1,0 +1,58 @@
+"""Static checks of the code that runs in every round: no host waits, no scalar fills, no names that leak."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import tokenspeed.control
+import tokenspeed.device
+
+DEVICE = Path(tokenspeed.device.__path__[0])
+CONTROL = Path(tokenspeed.control.__path__[0])
+FORWARD_THREAD = ("handle.py", "executors/streams.py", "executors/prepare.py", "executors/slots.py", "step.py")
+HOST_SYNCS = {"item", "tolist", "cpu", "nonzero", "synchronize", "is_nonzero", "numpy"}
+OWNERS_OF_DEVICE_STATE = ("backends", "executors", "kv", "models", "sampling", "attention", "layers", "kernels")
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.contract("DP-55", "ER-8")
+@pytest.mark.parametrize("name", FORWARD_THREAD)
+def test_per_round_code_has_no_form_that_waits_for_the_device(name: str) -> None:
+    called = [node for node in ast.walk(tree(DEVICE / name)) if isinstance(node, ast.Call)]
+    methods = [node.func for node in called if isinstance(node.func, ast.Attribute)]
+    assert [f"{m.lineno}: {ast.unparse(m)}" for m in methods if m.attr in HOST_SYNCS] == []
+
+
+@pytest.mark.contract("DP-18")
+def test_the_executor_fills_by_operations_and_not_by_indexed_assignment() -> None:
+    stores = [n for n in ast.walk(tree(DEVICE / "executors/streams.py")) if isinstance(n, ast.Subscript)]
+    assert [f"{n.lineno}: {ast.unparse(n)}" for n in stores if isinstance(n.ctx, ast.Store)] == []
+
+
+@pytest.mark.contract("DP-58")
+def test_tensors_reach_the_device_by_the_backend_only() -> None:
+    for path in (DEVICE / "executors").glob("*.py"):
+        used = {n.attr for n in ast.walk(tree(path)) if isinstance(n, ast.Attribute)}
+        assert used.isdisjoint({"to", "from_numpy", "tensor", "cuda", "pin_memory"}), path.name
+
+
+@pytest.mark.contract("DP-43")
+def test_classes_that_own_device_state_have_no_name_in_the_control_plane() -> None:
+    owned = {
+        node.name
+        for room in OWNERS_OF_DEVICE_STATE
+        for path in (DEVICE / room).glob("*.py")
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef)
+    }
+    assert {"StreamExecutor", "CpuBackend", "HostStream", "SlotState"} <= owned
+    for path in CONTROL.glob("*.py"):
+        names = {n.id for n in ast.walk(tree(path)) if isinstance(n, ast.Name)}
+        names |= {n.attr for n in ast.walk(tree(path)) if isinstance(n, ast.Attribute)}
+        assert names.isdisjoint(owned), path.name
