@@ -1,86 +1,71 @@
-"""Draw tokens from probabilities cut down by top-k and top-p, without sorting the vocabulary.
+"""Draw a token from one row of logits cut down by top-k, min-p and top-p.
 
-What a row draws is a function of that row alone: which other rows are in the batch, or how many
-candidates were looked at, does not change it, not even in the last bit. So sums run in a fixed order
-(``cumsum``, and ``softmax`` along the last dimension), kept sets are decided by comparing values, and
-the number drawn is looked up in the order of token ids.
+One row at a time and in fixed order, so that a draw is a function of its row alone and not of the
+batch, not even in the last bit. The vocabulary is not sorted unless the likeliest tokens are too few
+to decide: a cut is a threshold, and the number drawn is looked up in the order of token ids.
 """
 
 from __future__ import annotations
 
-import torch
+from typing import TypeAlias
 
-CANDIDATES = (128, 1024)
-"""How many of the likeliest tokens are looked at, first try and second; then the whole row is sorted."""
+import numpy as np
+import numpy.typing as npt
 
+Float32Array: TypeAlias = npt.NDArray[np.float32]
 
-def draw(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The first token at which the running sum of probabilities exceeds the uniform number's share.
-
-    Args:
-        probs: float32 ``[m, vocab]``; any sum above 0.
-        uniforms: float64 ``[m]`` in ``[0, 1)``.
-    Returns: int64 ``[m]``; never a token of probability 0.
-    """
-    sums = probs.cumsum(dim=-1, dtype=torch.float64)
-    total = sums[:, -1:]
-    # The product may round up to the total, which no sum exceeds.
-    target = torch.minimum(uniforms[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(sums, target, right=True)[:, 0]
+CANDIDATES = 128
+"""Likeliest tokens that top-p looks at before it sorts all."""
 
 
-def draw_top(probs: torch.Tensor, uniforms: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Draw from each row's `top_k` likeliest tokens, of these from the smallest set of mass `top_p`.
+def draw(logits: Float32Array, *, number: float, temperature: float, top_k: int, top_p: float, min_p: float) -> int:
+    """One token of ``softmax(logits / temperature)``, cut by top-k and min-p, then by top-p.
 
-    Tokens as likely as the least likely one kept are kept too. The mass is that of what `top_k` left.
+    Top-p is a share of what the other two left. Tokens as likely as the least likely one kept are kept.
 
     Args:
-        probs: float32 ``[m, vocab]``, each row a softmax.
-        uniforms: float64 ``[m]`` in ``[0, 1)``.
-        top_k: int64 ``[m]``; 0: all.
-        top_p: float64 ``[m]`` in ``(0, 1]``.
-    Returns: int64 ``[m]``.
+        logits: float32 ``[vocab]``, the largest finite; may be overwritten.
+        number: in ``[0, 1)``; decides which token.
+        temperature: above 0.
+        top_k: 0 keeps all. top_p: in ``(0, 1]``. min_p: smallest share of the largest probability.
     """
-    vocab = probs.shape[1]
-    tokens = torch.zeros(len(probs), dtype=torch.int64)
-    rows = torch.arange(len(probs))
-    for width in (*(count for count in CANDIDATES if count < vocab), vocab):
-        values, ids = probs[rows].topk(width, dim=-1)
-        kept, complete = _kept(values, top_k[rows], top_p[rows], whole=width == vocab)
-        done = rows[complete]
-        tokens[done] = _draw_kept(values[complete], ids[complete], kept[complete], uniforms[done], vocab)
-        rows = rows[~complete]
-        if not len(rows):
-            break
-    return tokens
+    if not top_k:
+        return _find(_weights(logits, temperature=temperature, top_p=top_p, min_p=min_p), number)
+    rank = len(logits) - top_k
+    kept = np.flatnonzero(logits >= np.partition(logits, rank)[rank])
+    return int(kept[_find(_weights(logits[kept], temperature=temperature, top_p=top_p, min_p=min_p), number)])
 
 
-def _kept(
-    values: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, *, whole: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which of the likeliest tokens are kept, and in which rows nothing else would be.
-
-    Args:
-        values: float32 ``[m, width]``, descending.
-    Returns: bool ``[m, width]``; bool ``[m]``.
-    """
-    ranks = torch.arange(values.shape[1])
-    limited = top_k > 0
-    among = ~limited[:, None] | (ranks < top_k[:, None])
-    sums = (values * among).cumsum(dim=-1, dtype=torch.float64)
-    mass = torch.where(limited, sums[:, -1], 1.0) * top_p
-    wanted = among & ((sums - values < mass[:, None]) | (top_p[:, None] >= 1.0) | (ranks == 0))
-    least = values.gather(1, wanted.sum(dim=-1, keepdim=True) - 1)
-    seen = ~limited | (top_k <= values.shape[1])
-    last = values[:, -1]
-    complete = (seen & ((last < least[:, 0]) | (last == 0.0))) | whole
-    return values >= least, complete
+def _weights(logits: Float32Array, *, temperature: float, top_p: float, min_p: float) -> Float32Array:
+    """Unnormalised probabilities, the largest 1, those cut off 0; in place."""
+    # Relative to the largest, so that dividing by a small temperature cannot overflow.
+    np.subtract(logits, logits.max(), out=logits)
+    np.divide(logits, np.float32(temperature), out=logits)
+    np.exp(logits, out=logits)
+    if min_p > 0:
+        logits[logits < np.float32(min_p)] = 0
+    if top_p < 1:
+        logits[logits < _least_of_mass(logits, top_p)] = 0
+    return logits
 
 
-def _draw_kept(
-    values: torch.Tensor, ids: torch.Tensor, kept: torch.Tensor, uniforms: torch.Tensor, vocab: int
-) -> torch.Tensor:
-    width = int(kept.sum(dim=-1).max()) if len(kept) else 1
-    by_id, order = ids[:, :width].masked_fill(~kept[:, :width], vocab).sort(dim=-1)
-    probs = (values * kept)[:, :width].gather(1, order)
-    return by_id.gather(1, draw(probs, uniforms)[:, None])[:, 0]
+def _least_of_mass(weights: Float32Array, top_p: float) -> float:
+    """The smallest weight of the smallest set of largest weights whose sum reaches `top_p` of all."""
+    needed = top_p * float(weights.sum(dtype=np.float64))
+    rank = len(weights) - CANDIDATES
+    if rank > 0:
+        best = np.sort(np.partition(weights, rank)[rank:])[::-1]
+        sums = np.cumsum(best, dtype=np.float64)
+        if sums[-1] >= needed:
+            return float(best[np.searchsorted(sums, needed)])
+    best = np.sort(weights)[::-1]
+    sums = np.cumsum(best, dtype=np.float64)
+    return float(best[min(int(np.searchsorted(sums, needed)), len(best) - 1)])
+
+
+def _find(weights: Float32Array, number: float) -> int:
+    """The first index at which the running sum exceeds the number's share; never one of weight 0."""
+    sums = np.cumsum(weights, dtype=np.float64)
+    # The product may round up to the whole sum, which no running sum exceeds.
+    share = min(number * float(sums[-1]), float(np.nextafter(sums[-1], 0.0)))
+    return int(np.searchsorted(sums, share, side="right"))

@@ -1,0 +1,90 @@
+"""The sampler for logits in host memory: plainly greedy rows as one batch, every other row by itself.
+
+Written in numpy: on one row its maximum, partition and sort of float32 were measured several times as
+fast as torch's, and a row that is worked on alone cannot depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import torch
+
+from tokenspeed.device.sampling.adjust import adjust
+from tokenspeed.device.sampling.base import SampledTokens
+from tokenspeed.device.sampling.draw import Float32Array, draw
+from tokenspeed.device.sampling.philox import uniforms
+from tokenspeed.device.sampling.slots import SlotColumns, slot_columns
+from tokenspeed.plane.messages import BoolArray
+from tokenspeed.plane.plan import Seat
+from tokenspeed.plane.table import Int64Array
+
+NO_TOKEN = -1
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class BatchSampler:
+    """`sampling.base.Sampler`. Build it with `batch_sampler`.
+
+    Two rows with the same logits, request and position get the same token whatever else is in their batches.
+
+    Attributes:
+        vocab_size: ids from here on are never drawn, though logits may be wider.
+    """
+
+    vocab_size: int
+    columns: SlotColumns
+
+    def seat(self, seat: Seat) -> None:
+        self.columns.seat(seat, vocab_size=self.vocab_size)
+
+    def release(self, slot: int) -> None:
+        self.columns.release(slot)
+
+    def sample(self, logits: torch.Tensor, *, slots: Int64Array, positions: Int64Array) -> SampledTokens:
+        """`logits` is a CPU tensor."""
+        columns = self.columns
+        values: Float32Array = logits.numpy()[:, : self.vocab_size]
+        tokens, nan = _likeliest(values)
+        special = ~columns.greedy[slots] | columns.adjusts[slots] | (positions < columns.banned_before[slots])
+        rows = np.flatnonzero(special & ~nan)
+        if len(rows):
+            numbers = uniforms(columns.seed[slots[rows]], positions[rows])
+            for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
+                tokens[row] = self._choose(values[row].copy(), int(slots[row]), int(positions[row]), number)
+            nan |= tokens == NO_TOKEN
+        tokens[nan] = 0
+        if columns.counts:
+            for slot, token in zip(slots[~nan].tolist(), tokens[~nan].tolist(), strict=True):
+                if slot in columns.counts:
+                    columns.counts[slot].add(token)
+        return SampledTokens(tokens=torch.from_numpy(tokens), nan=torch.from_numpy(nan))
+
+    def _choose(self, logits: Float32Array, slot: int, position: int, number: float) -> int:
+        """The token of one row, or NO_TOKEN if the adjustments left none; overwrites `logits`."""
+        columns = self.columns
+        adjust(logits, columns, slot, position)
+        best = int(logits.argmax())
+        if not np.isfinite(logits[best]):
+            return NO_TOKEN
+        if columns.greedy[slot]:
+            return best
+        return draw(
+            logits,
+            number=number,
+            temperature=float(columns.temperature[slot]),
+            top_k=int(columns.top_k[slot]),
+            top_p=float(columns.top_p[slot]),
+            min_p=float(columns.min_p[slot]),
+        )
+
+
+def batch_sampler(*, slots: int, vocab_size: int) -> BatchSampler:
+    """A sampler with empty slots."""
+    return BatchSampler(vocab_size=vocab_size, columns=slot_columns(slots))
+
+
+def _likeliest(logits: Float32Array) -> tuple[Int64Array, BoolArray]:
+    """Index of each row's first maximum, and whether that is no finite number (NaN counts as the maximum)."""
+    tokens = logits.argmax(axis=1).astype(np.int64)
+    return tokens, ~np.isfinite(logits[np.arange(len(tokens)), tokens])
