@@ -1,0 +1,143 @@
+"""The waiting queue: order, ageing, and a cost that does not grow with its length."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from scheduler_rig import Rig, build, prompt
+from test_scheduler_pool import calls_of
+
+from tokenspeed.plane.plan import Sampling, int32
+from tokenspeed.plane.table import request_table
+from tokenspeed.scheduler.policy import AgedPriority, Fcfs
+from tokenspeed.scheduler.waiting import REFRESHED_PER_ROUND, WaitingQueue
+
+
+def order_of_service(rig: Rig) -> list[int]:
+    rig.run()
+    return [r.row for r in sorted(rig.requests, key=lambda request: request.first_planned_round)]
+
+
+def test_first_come_is_first_served() -> None:
+    rig = build(max_num_seqs=1)
+    rows = [rig.new(prompt(4, seed=seed), max_new=2, priority=-seed).row for seed in range(5)]
+    assert order_of_service(rig) == rows
+
+
+def test_lower_priority_values_are_served_first_and_equal_ones_in_order() -> None:
+    rig = build(max_num_seqs=1, policy=AgedPriority())
+    rows = [rig.new(prompt(4, seed=at), max_new=2, priority=level).row for at, level in enumerate((3, 1, 2, 1))]
+    assert order_of_service(rig) == [rows[1], rows[3], rows[2], rows[0]]
+
+
+def test_a_steady_load_of_better_priority_does_not_starve_a_request() -> None:
+    for policy in (
+        AgedPriority(rounds_per_level=4, patience_rounds=10**6),
+        AgedPriority(rounds_per_level=10**6, patience_rounds=40),
+    ):
+        rig = build(max_num_seqs=1, policy=policy)
+        poor = rig.new(prompt(4), max_new=2, priority=9)
+        for at in range(100):
+            if rig.scheduler.sizes().waiting < 4:
+                rig.new(prompt(4, seed=at + 1), max_new=2, priority=0)
+            rig.round()
+        assert 30 < poor.first_planned_round < 60
+
+
+def test_a_head_that_does_not_fit_is_not_overtaken() -> None:
+    rig = build(num_pages=12, page_tokens=4, chunk_tokens=64, max_num_seqs=4)
+    first = rig.new(prompt(16), max_new=12)
+    rig.round()
+    big = rig.new(prompt(30, seed=1), max_new=2)
+    small = rig.new(prompt(2, seed=2), max_new=2)
+    rig.round()
+    assert small.first_planned_round < 0
+    rig.run()
+    assert first.first_planned_round < big.first_planned_round <= small.first_planned_round
+    rig.check_tokens()
+
+
+def test_a_blocked_head_is_admitted_as_soon_as_its_pages_are_there_or_another_computed_them() -> None:
+    rig = build(num_pages=12, page_tokens=4, chunk_tokens=4, max_num_seqs=4)
+    first = rig.new(prompt(24), max_new=12)
+    rig.round()
+    rig.new(prompt(24), max_new=2)  # the same prompt: it fits once the first has published enough of it
+    twin = rig.requests[-1]
+    rig.run(until=lambda: twin.first_planned_round >= 0)
+    assert first.finish.name == "RUNNING"
+    assert rig.table.schedule.cached[twin.row] == 8
+    assert twin.first_planned_round == 3
+    rig.run()
+    rig.check_tokens()
+
+
+@attrs.define(eq=False)
+class CountingPolicy:
+    calls: int = 0
+
+    def key(self, *, order: int, priority: int, prompt_len: int, waited_rounds: int) -> tuple[float, ...]:
+        self.calls += 1
+        return Fcfs().key(order=order, priority=priority, prompt_len=prompt_len, waited_rounds=waited_rounds)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_round_takes_as_many_steps_with_4096_requests_waiting_as_with_16(fits: bool) -> None:
+    steps = []
+    for waiting in (16, 4096):
+        policy = CountingPolicy()
+        # Blocked for want of a slot, or of pages.
+        rig = build(max_num_seqs=2 if fits else 8, num_pages=40 if fits else 18, policy=policy, chunk_tokens=64)
+        rig.audited = False
+        for seed in range(2):
+            rig.new(prompt(20, seed=seed), max_new=40 if fits else 10)
+        rig.round()
+        rig.submit(*(rig.add(prompt(40, seed=2 + at), max_new=20) for at in range(waiting)))
+        rig.round()
+        policy.calls = 0
+        rounds = [calls_of(lambda rig=rig: rig.scheduler.next_execution_plan()) for _ in range(1)]
+        assert policy.calls <= REFRESHED_PER_ROUND
+        steps.append(rounds)
+    assert steps[0] == steps[1]
+
+
+def test_the_queue_stays_small_when_keys_change_and_requests_leave() -> None:
+    table = request_table(slots=1, max_len=8)
+    queue = WaitingQueue(table=table, policy=AgedPriority(rounds_per_level=1))
+    rows = [
+        table.add(rid=f"r{at}", tokens=int32([1]), max_new=1, sampling=Sampling(), priority=at % 3) for at in range(50)
+    ]
+    for row in rows:
+        queue.add(row, round_id=0)
+    for round_id in range(1, 400):
+        queue.refresh(round_id=round_id)
+    for row in rows[:45]:
+        queue.remove(row)
+    for round_id in range(400, 500):
+        queue.refresh(round_id=round_id)
+    assert len(queue) == 5
+    assert len(queue.state.heap) <= 2 * 5 + 64
+    assert len(queue.state.turns) <= 2 * 5 + 64
+    served = []
+    while (head := queue.head()) is not None:
+        served.append(head)
+        queue.remove(head)
+    assert sorted(served) == sorted(rows[45:])
+    levels = [int(table.identity.priority[row]) for row in served]
+    assert levels == sorted(levels)
+
+
+def test_a_row_that_is_used_again_does_not_inherit_a_place() -> None:
+    table = request_table(slots=1, max_len=8)
+    queue = WaitingQueue(table=table, policy=Fcfs())
+    first = table.add(rid="a", tokens=int32([1]), max_new=1, sampling=Sampling())
+    queue.add(first, round_id=0)
+    queue.remove(first)
+    table.free(first)
+    other = table.add(rid="b", tokens=int32([1]), max_new=1, sampling=Sampling())
+    again = table.add(rid="c", tokens=int32([1]), max_new=1, sampling=Sampling())
+    assert other == first
+    queue.add(again, round_id=1)
+    queue.add(other, round_id=1)
+    assert queue.head() == other  # admission number decides, not the order of adding
+    queue.remove(other)
+    assert queue.head() == again
