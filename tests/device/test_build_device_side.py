@@ -11,11 +11,13 @@ from contextlib import contextmanager
 
 import attrs
 import pytest
-from device_doubles import TINY_CONFIG, CountingWakeup, batch, checkpoint, granted, plan, seat
+from device_doubles import DECODE, TINY_CONFIG, CountingWakeup, batch, checkpoint, granted, plan, seat
 
+from tokenspeed.checkpoint.random_models import open_random_checkpoint
 from tokenspeed.device import build as build_module
 from tokenspeed.device.attention_build import AttentionBuild, CacheStorage, HostCacheFacts
 from tokenspeed.device.build import OPENERS, DeviceBuild, build_device_side
+from tokenspeed.device.capture import Strict
 from tokenspeed.device.data_plane import open_data_plane
 from tokenspeed.device.gc_hooks import GcHooks
 from tokenspeed.device.machine import Machine
@@ -184,6 +186,33 @@ def test_a_built_handle_serves_at_once_behind_a_data_plane() -> None:
     plane.close()
     assert result.tokens == [hash_context(prompt) % TINY_CONFIG.vocab_size]
     assert stream_threads() == []
+
+
+@pytest.mark.parametrize("preset", ["tiny-llama", "tiny-llama3", "tiny-qwen2", "tiny-qwen3"])
+def test_the_builds_own_model_and_sampler_give_the_same_tokens_however_the_prompt_is_cut(preset: str) -> None:
+    settings = attrs.evolve(SETTINGS, device=DeviceSettings(kv_pool_tokens=512, memory_gib=0.5))
+    made = build_device_side(settings, open_random_checkpoint(preset, served_name=preset), DeviceParts(machine=MACHINE))
+    plane = open_data_plane(made.handle, CountingWakeup(), check=Strict())
+    assert made.specs.weights_bytes > 0
+    assert made.specs.vocab_size == 264
+    prompt = [(17 * i) % 250 for i in range(40)]
+
+    def generate(slot: int, chunks: list[int], first_block: int) -> list[int]:
+        seats, grants, begin = (seat(slot),), granted(*((slot, i, first_block + i) for i in range(4))), 0
+        tickets = []
+        for count in chunks:
+            end = begin + count
+            work = batch((slot, begin, prompt[begin:end]), samples=[end == len(prompt)])
+            tickets.append(plane.execute(plan(work=work, grants=grants), Dispatch(seats=seats)))
+            seats, grants, begin = (), (), end
+        tickets += [plane.execute(plan(work=batch((slot, len(prompt) + i, DECODE))), Dispatch()) for i in range(9)]
+        return [token for ticket in tickets for token in plane.commit(ticket).tokens]
+
+    whole = generate(0, [40], 1)
+    assert len(whole) == 10
+    assert generate(1, [16, 16, 8], 10) == whole
+    assert generate(2, [1, 30, 9], 20) == whole
+    plane.close()
 
 
 @pytest.mark.contract("DP-36", "DP-38")

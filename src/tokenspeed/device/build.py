@@ -17,7 +17,7 @@ from tokenspeed.checkpoint.progress import NoProgress, Progress
 from tokenspeed.device.attention_build import AttentionBuild, HostCacheFacts, attention_build
 from tokenspeed.device.backends.base import Backend
 from tokenspeed.device.backends.cpu import open_cpu_backend
-from tokenspeed.device.defaults import ModelFromWeights, default_sampler, raw_logprobs
+from tokenspeed.device.defaults import ModelFromWeights
 from tokenspeed.device.executors.streams import StreamExecutor, stream_executor
 from tokenspeed.device.handle import StreamDeviceHandle
 from tokenspeed.device.machine import Machine, read_machine
@@ -30,6 +30,8 @@ from tokenspeed.device.memory import (
 from tokenspeed.device.on_stream import on_stream
 from tokenspeed.device.parts import DeviceParts, ModelFactory, SamplerFactory
 from tokenspeed.device.profile import TraceProfiler
+from tokenspeed.device.sampling.base import logprobs
+from tokenspeed.device.sampling.sampler import batch_sampler
 from tokenspeed.device.specs_of import specs_of
 from tokenspeed.device.survey import memory_of
 from tokenspeed.device.warm_up import warm_up
@@ -96,7 +98,7 @@ def build_device_side(
         opened.callback(backend.close)
         attention, memory = _load(settings, checkpoint, model, backend, machine, watch)
         specs = specs_of(settings, checkpoint, memory)
-        make_sampler: SamplerFactory = given.sampler or default_sampler
+        make_sampler: SamplerFactory = given.sampler or batch_sampler
         executor = on_stream(
             backend.exec_stream, lambda: _executor(backend, attention, specs, make_sampler), "executor"
         )
@@ -162,7 +164,7 @@ def _executor(
         step=attention.step,
         pool=attention.pool,
         sampler=make_sampler(slots=specs.max_num_seqs, vocab_size=specs.vocab_size),
-        logprobs=raw_logprobs,
+        logprobs=logprobs,
         max_num_seqs=specs.max_num_seqs,
         max_model_len=specs.max_model_len,
         num_pages=specs.num_pages,

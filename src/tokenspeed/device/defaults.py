@@ -1,14 +1,12 @@
-"""The build's own choice of model and sampler; everything here runs inside jobs of the exec stream."""
+"""The build's own choice of model: the checkpoint's weights."""
 
 from __future__ import annotations
 
 import attrs
-import torch
 
 from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.checkpoint.progress import Progress
-from tokenspeed.device.executors.ports import TokenSampler
 from tokenspeed.device.kv.pool import kv_bytes_per_page
 from tokenspeed.device.parts import BoundModel, LoadedWeights
 from tokenspeed.device.weights.bind import bind_model
@@ -34,17 +32,3 @@ class ModelFromWeights:
         if not isinstance(weights, Weights):
             raise InvariantBroken("weights of another factory", kind=type(weights).__name__)
         return bind_model(weights, num_pages=num_pages, page_tokens=page_tokens)
-
-
-def default_sampler(*, slots: int, vocab_size: int) -> TokenSampler:
-    from tokenspeed.device.sampling.sampler import batch_sampler
-
-    return batch_sampler(slots=slots, vocab_size=vocab_size)
-
-
-def raw_logprobs(
-    logits: torch.Tensor, tokens: torch.Tensor, top: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    from tokenspeed.device.sampling.base import logprobs
-
-    return logprobs(logits, tokens, top)

@@ -9,9 +9,10 @@ import attrs
 from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.checkpoint.progress import Progress
-from tokenspeed.device.executors.ports import BlockPool, TokenSampler
+from tokenspeed.device.executors.ports import BlockPool
 from tokenspeed.device.gc_hooks import AutomaticCollection, RoundCounter
 from tokenspeed.device.machine import Machine
+from tokenspeed.device.sampling.base import Sampler
 from tokenspeed.device.step import ForwardStep
 
 
@@ -55,7 +56,7 @@ class ModelFactory(Protocol):
 class SamplerFactory(Protocol):
     """Makes the sampler. Exec stream only."""
 
-    def __call__(self, *, slots: int, vocab_size: int) -> TokenSampler:
+    def __call__(self, *, slots: int, vocab_size: int) -> Sampler:
         """`vocab_size`: ids from there on must never be drawn, though the logits may be wider."""
         ...
 

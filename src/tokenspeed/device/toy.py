@@ -13,6 +13,7 @@ import torch
 from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.checkpoint.progress import Progress
+from tokenspeed.device.sampling.base import SampledTokens
 from tokenspeed.device.step import LayersReady, RaggedRows
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.plan import Seat
@@ -117,12 +118,6 @@ class ToyModel:
         return ToyBound(step=ToyStep(pool=pool, vocab_size=self.vocab_size, nan_after=self.nan_after), pool=pool)
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class ToyTokens:
-    tokens: torch.Tensor
-    nan: torch.Tensor
-
-
 @attrs.define(eq=False)
 class ToySampler:
     """Takes the likeliest token.
@@ -141,7 +136,7 @@ class ToySampler:
     def release(self, slot: int) -> None:
         self.log.append(("release", slot))
 
-    def sample(self, logits: torch.Tensor, *, slots: Int64Array, positions: Int64Array) -> ToyTokens:
+    def sample(self, logits: torch.Tensor, *, slots: Int64Array, positions: Int64Array) -> SampledTokens:
         self.log.extend(("sample", slot) for slot in slots.tolist())
         self.positions.extend(positions.tolist())
-        return ToyTokens(tokens=logits.argmax(dim=1), nan=logits.isnan().any(dim=1))
+        return SampledTokens(tokens=logits.argmax(dim=1), nan=logits.isnan().any(dim=1))

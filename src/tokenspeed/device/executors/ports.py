@@ -1,13 +1,10 @@
-"""What an executor needs from model and sampler; called inside jobs of the exec stream only."""
+"""What an executor needs beside step and sampler; called inside jobs of the exec stream only."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 import torch
-
-from tokenspeed.plane.plan import Seat
-from tokenspeed.plane.table import Int64Array
 
 
 class BlockPool(Protocol):
@@ -18,40 +15,6 @@ class BlockPool(Protocol):
         ...
 
     def zero_blocks(self, blocks: tuple[int, ...]) -> None: ...
-
-
-class Sampled(Protocol):
-    """New tokens of `m` rows."""
-
-    @property
-    def tokens(self) -> torch.Tensor:
-        """int64 ``[m]``."""
-        ...
-
-    @property
-    def nan(self) -> torch.Tensor:
-        """bool ``[m]``: the row's logits were not numbers."""
-        ...
-
-
-class TokenSampler(Protocol):
-    """Logits to tokens; keeps what it must know of each slot's request, and of the tokens it drew."""
-
-    def seat(self, seat: Seat) -> None:
-        """A new owner of ``seat.slot``; replaces what was known of the one before."""
-        ...
-
-    def release(self, slot: int) -> None: ...
-
-    def sample(self, logits: torch.Tensor, *, slots: Int64Array, positions: Int64Array) -> Sampled:
-        """Draw one token a row.
-
-        Args:
-            logits: float32 ``[m, vocab]``; not written to.
-            slots: int64 ``[m]``.
-            positions: int64 ``[m]``, the position each new token will have in its sequence.
-        """
-        ...
 
 
 class Logprobs(Protocol):

@@ -15,9 +15,10 @@ import torch
 
 from tokenspeed.device.backends.base import Backend, DeviceBuffer, DeviceEvent, Job
 from tokenspeed.device.executors.landing import LogprobCopies, NoForwardLanding, Outputs, StreamLanding
-from tokenspeed.device.executors.ports import BlockPool, Logprobs, TokenSampler
+from tokenspeed.device.executors.ports import BlockPool, Logprobs
 from tokenspeed.device.executors.prepare import Prepared, PromptRows, prepare
 from tokenspeed.device.executors.slots import SlotState, slot_state
+from tokenspeed.device.sampling.base import Sampler
 from tokenspeed.device.step import ForwardStep, LayersReady, RaggedRows
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.plan import BlockGrants, Dispatch, ForwardBatch, Seat
@@ -40,7 +41,7 @@ class StreamExecutor:
     backend: Backend
     step: ForwardStep
     pool: BlockPool
-    sampler: TokenSampler
+    sampler: Sampler
     logprobs: Logprobs
     slots: SlotState
     future_tokens: DeviceBuffer
@@ -155,7 +156,7 @@ def stream_executor(
     backend: Backend,
     step: ForwardStep,
     pool: BlockPool,
-    sampler: TokenSampler,
+    sampler: Sampler,
     logprobs: Logprobs,
     max_num_seqs: int,
     max_model_len: int,
