@@ -261,7 +261,7 @@ def request_table(*, slots: int, max_len: int) -> RequestTable:
     """
     empty_bool: BoolArray = np.zeros(0, dtype=np.bool_)
     empty_f64: Float64Array = np.zeros(0, dtype=np.float64)
-    table = RequestTable(
+    return RequestTable(
         capacity=0,
         max_len=max_len,
         identity=IdentityColumns(
@@ -296,4 +296,3 @@ def request_table(*, slots: int, max_len: int) -> RequestTable:
             preemptions=_i32(0),
         ),
     )
-    return table

@@ -7,6 +7,7 @@ import numpy as np
 
 from tokenspeed.plane.messages import Int32Array
 from tokenspeed.plane.plan import FROM_DEVICE, Dispatch, ExecutionPlan, ForwardBatch
+from tokenspeed.plane.ports import Wakeup
 from tokenspeed.plane.results import NO_ACKS, CacheAcks, ForwardResult
 from tokenspeed.plane.specs import DeviceSpecs
 
@@ -24,6 +25,9 @@ class Landed:
 
     def result(self) -> ForwardResult:
         return self.value
+
+    def notify(self, wakeup: Wakeup) -> None:
+        wakeup.set()
 
 
 @attrs.define(eq=False)
