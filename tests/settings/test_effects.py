@@ -15,7 +15,12 @@ from tokenspeed.settings.keys import Key, keys, sections
 from tokenspeed.settings.load import load_settings
 from tokenspeed.settings.model import Settings
 
-REFUSED: dict[str, str] = {"parallel.tensor": "2", "parallel.pipeline": "2", "parallel.data": "2"}
+REFUSED: dict[str, str] = {
+    "parallel.tensor": "2",
+    "parallel.pipeline": "2",
+    "parallel.data": "2",
+    "wire.transport": "memory",
+}
 """Keys without a reader, each with a value that this build refuses."""
 
 SECTION_CLASSES = {path[0]: cls.__name__ for path, cls in sections(Settings)}

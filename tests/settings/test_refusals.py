@@ -19,7 +19,7 @@ from tokenspeed.settings.refusals import REFUSALS, refuse
         ("parallel: {data: 8}\n", "s.yaml:1: parallel.data: this build serves one rank"),
         ("device: {backend: cuda}\n", "s.yaml:1: device.backend: this build has no CUDA backend"),
         ("device: {backend: simulated}\n", "s.yaml:1: device.backend: this build has no simulated backend"),
-        ("wire: {transport: memory, handshake: 'tcp://h:1'}\n", "s.yaml:1: wire.handshake: a foreign frontend needs"),
+        ("wire: {transport: memory}\n", "s.yaml:1: wire.transport: the processes of a deployment speak zmq"),
     ],
 )
 def test_a_refused_value_names_its_line(text: str, start: str) -> None:

@@ -21,4 +21,5 @@ def run(options: argparse.Namespace, console: Console) -> int:
     settings = loaded_settings(options, console).settings
     from tokenspeed.launch.serve import serve
 
-    return serve(settings, progress=progress_on(console.stderr), headless=options.headless)
+    progress = progress_on(console.stderr)
+    return serve(settings, progress=progress, headless=options.headless, out=console.stdout, err=console.stderr)

@@ -39,9 +39,9 @@ REFUSALS: tuple[Refusal, ...] = (
         "this build has no simulated backend; use cpu",
     ),
     _refuse(
-        "wire.handshake",
-        lambda s: s.wire.handshake is not None and s.wire.transport is Transport.MEMORY,
-        "a foreign frontend needs wire.transport zmq",
+        "wire.transport",
+        lambda s: s.wire.transport is Transport.MEMORY,
+        "the processes of a deployment speak zmq; in one process, tokenspeed.Engine is in memory by itself",
     ),
 )
 
