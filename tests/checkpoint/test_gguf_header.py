@@ -79,7 +79,7 @@ def test_a_file_that_is_no_gguf_is_refused_with_the_reason(tmp_path: Path, conte
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="none.gguf"):
+    with pytest.raises(ModelError, match=r"none\.gguf"):
         open_gguf(tmp_path / "none.gguf")
 
 

@@ -49,20 +49,17 @@ def test_a_folder_without_any_end_id_has_none(tmp_path: Path) -> None:
     assert opened(write_folder(tmp_path / "m", config=config)).eos_token_ids == ()
 
 
-def test_the_post_processor_decides_about_bos_unless_the_tokenizer_config_does(tmp_path: Path) -> None:
+def test_the_post_processor_decides_about_bos_and_the_tokenizer_config_where_there_is_none(tmp_path: Path) -> None:
     adds, silent = with_bos_template(byte_level_tokenizer()), byte_level_tokenizer()
-    by_processor = opened(write_folder(tmp_path / "a", tokenizer=adds))
-    assert (by_processor.bos_token_id, by_processor.add_bos, by_processor.tokenizer.prefix_ids) == (0, True, (0,))
-    told_not_to = opened(write_folder(tmp_path / "b", tokenizer=adds, tokenizer_config={"add_bos_token": False}))
-    assert (told_not_to.bos_token_id, told_not_to.add_bos, told_not_to.tokenizer.prefix_ids) == (0, False, ())
-    told_to = opened(
-        write_folder(
-            tmp_path / "c", tokenizer=silent, tokenizer_config={"add_bos_token": True, "bos_token": "<|im_end|>"}
-        )
-    )
+    for wish in (None, True, False):
+        asked = {"add_bos_token": wish, "bos_token": "<bos>"}
+        found = opened(write_folder(tmp_path / f"a{wish}", tokenizer=adds, tokenizer_config=asked))
+        assert (found.bos_token_id, found.add_bos, found.tokenizer.prefix_ids) == (0, True, (0,))
+    wish_only = {"add_bos_token": True, "bos_token": "<|im_end|>"}
+    told_to = opened(write_folder(tmp_path / "b", tokenizer=silent, tokenizer_config=wish_only))
     assert (told_to.bos_token_id, told_to.add_bos, told_to.tokenizer.prefix_ids) == (2, True, (2,))
-    neither = opened(write_folder(tmp_path / "d", tokenizer=silent))
-    assert (neither.bos_token_id, neither.add_bos) == (0, False)
+    neither = opened(write_folder(tmp_path / "c", tokenizer=silent))
+    assert (neither.bos_token_id, neither.add_bos, neither.tokenizer.prefix_ids) == (0, False, ())
 
 
 def test_a_bos_that_is_wanted_and_not_named_is_refused(tmp_path: Path) -> None:

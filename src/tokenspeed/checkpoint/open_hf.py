@@ -109,8 +109,11 @@ def _id(vocabulary: JsonVocabulary, token: str | None) -> int | None:
 
 
 def _prefix(config: Facts, vocabulary: JsonVocabulary, bos: int | None) -> tuple[int, ...]:
-    """``add_bos_token``, where it is written, decides; otherwise the post-processor of tokenizer.json."""
-    if config.get("add_bos_token") is None:
+    """The post-processor of tokenizer.json decides; ``add_bos_token`` where the file has none.
+
+    The two disagree in files that were edited by hand; current releases of transformers follow tokenizer.json.
+    """
+    if vocabulary.prefix_ids is not None:
         return vocabulary.prefix_ids
     wanted = config.flag("add_bos_token", default=False)
     if wanted and bos is None:

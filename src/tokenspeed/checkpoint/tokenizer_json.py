@@ -18,12 +18,12 @@ class JsonVocabulary:
 
     Attributes:
         size: the largest id plus one.
-        prefix_ids: what the file's own post-processor puts before a text.
+        prefix_ids: what the file's own post-processor puts before a text; None: it has none.
     """
 
     ids: Mapping[str, int]
     added: Mapping[str, int]
-    prefix_ids: tuple[int, ...]
+    prefix_ids: tuple[int, ...] | None
 
     @property
     def size(self) -> int:
@@ -69,7 +69,7 @@ def read_vocabulary(path: Path) -> JsonVocabulary:
         raise ModelError(f"{path}: cannot be read as a tokenizer: {fault}") from fault
     vocab = file.model.vocab
     ids = vocab if isinstance(vocab, dict) else {piece: number for number, (piece, _) in enumerate(vocab)}
-    prefix = () if processor is None else _prefix(processor, path)
+    prefix = None if processor is None else _prefix(processor, path)
     return JsonVocabulary(
         ids=MappingProxyType(ids),
         added=MappingProxyType({one.content: one.id for one in file.added_tokens}),

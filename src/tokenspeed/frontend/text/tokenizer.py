@@ -88,11 +88,8 @@ class LibraryTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         try:
             ids: list[int] = self.built.library.encode(text, add_special_tokens=False).ids
-        except UnicodeEncodeError as fault:
-            raise RequestError(
-                f"the text has half a surrogate pair ({text[fault.start]!a}) at character {fault.start};"
-                " valid Unicode is needed"
-            ) from fault
+        except (TypeError, UnicodeError) as fault:  # how the library says that a text has no UTF-8 form
+            raise _unencodable(text) from fault
         prefix = list(self.prefix_ids)
         if add_special_tokens and ids[: len(prefix)] != prefix:
             return prefix + ids
@@ -112,6 +109,13 @@ class LibraryTokenizer:
 
     def id_of(self, token: str) -> int | None:
         return self.built.library.token_to_id(token)
+
+
+def _unencodable(text: str) -> RequestError:
+    place = next((at for at, sign in enumerate(text) if "\ud800" <= sign <= "\udfff"), -1)
+    return RequestError(
+        f"the text has half a surrogate pair ({text[place]!a}) at character {place}; valid Unicode is needed"
+    )
 
 
 def _never(_: int) -> bool:
