@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from typing import Protocol, TextIO
 
+from tokenspeed.checkpoint.progress import Progress
 from tokenspeed.cli.console import Console
 from tokenspeed.cli.options import add_settings, add_target, loaded_settings
 from tokenspeed.cli.progress import progress_on
+from tokenspeed.settings.model import Settings
+
+
+class Serve(Protocol):
+    """See `launch.serve.serve`."""
+
+    def __call__(self, settings: Settings, *, progress: Progress, headless: bool, out: TextIO, err: TextIO) -> int: ...
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,9 +26,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser)
 
 
-def run(options: argparse.Namespace, console: Console) -> int:
+def run(options: argparse.Namespace, console: Console, *, serve: Serve | None = None) -> int:
     settings = loaded_settings(options, console).settings
+    start = serve or _launcher()
+    progress = progress_on(console.stderr)
+    return start(settings, progress=progress, headless=options.headless, out=console.stdout, err=console.stderr)
+
+
+def _launcher() -> Serve:
     from tokenspeed.launch.serve import serve
 
-    progress = progress_on(console.stderr)
-    return serve(settings, progress=progress, headless=options.headless, out=console.stdout, err=console.stderr)
+    return serve
