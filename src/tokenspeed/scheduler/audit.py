@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import attrs
 
@@ -29,14 +30,14 @@ class SchedulerSnapshot:
         index: block by name.
     """
 
-    states: dict[int, State]
-    tables: dict[int, tuple[int, ...]]
+    states: Mapping[int, State]
+    tables: Mapping[int, tuple[int, ...]]
     displaced: tuple[int, ...]
-    references: dict[int, int]
+    references: Mapping[int, int]
     empty: tuple[int, ...]
     idle: tuple[int, ...]
     promised: int
-    index: dict[bytes, int]
+    index: Mapping[bytes, int]
 
 
 def take_snapshot(

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
 import attrs
@@ -36,7 +36,7 @@ class Decoded:
             must be refused for if no better fault is found.
     """
 
-    fields: dict[str, object]
+    fields: Mapping[str, object]
     odd: tuple[Fault, ...] = ()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
 import attrs
@@ -64,7 +64,7 @@ class Shape(Generic[S]):
             raise faulty(faults or decoded.odd)
         return self.struct(**values)
 
-    def _unknown(self, given: dict[str, object]) -> Iterator[Fault]:
+    def _unknown(self, given: Mapping[str, object]) -> Iterator[Fault]:
         known = [field.name for field in self.fields]
         for name, value in given.items():
             if name in known or name in IGNORED:
