@@ -208,6 +208,11 @@ def test_a_gguf_file_says_the_same_things(tmp_path: Path) -> None:
     assert checkpoint.gguf is not None
 
 
+def test_a_turn_end_counts_also_where_the_file_does_not_name_it(tmp_path: Path) -> None:
+    tokens = ("<s>", "</s>", "a", "b", "ab", "<|eot_id|>", "<|im_end|>")
+    assert opened_gguf(tmp_path, tokens=tokens, kinds=(3, 3, 1, 1, 1, 3, 1)).eos_token_ids == (1, 5)
+
+
 @pytest.mark.parametrize(
     ("model", "pre", "adds"),
     [("gpt2", "smollm", False), ("gpt2", "llama-bpe", True), ("gpt2", "qwen2", False), ("llama", "default", True)],

@@ -52,6 +52,15 @@ def test_a_gguf_file_and_a_folder_with_one_are_the_same_model(tmp_path: Path) ->
     assert (by_folder.kind, by_folder.path, by_folder.name) == (by_file.kind, by_file.path, by_file.name)
 
 
+def test_the_weights_of_a_folder_decide_what_it_is(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m", weights=False)
+    assert resolve_model(ModelSettings(source=str(folder)), NoProgress()).kind is CheckpointKind.SAFETENSORS
+    write_gguf(folder / "m.gguf")
+    assert resolve_model(ModelSettings(source=str(folder)), NoProgress()).kind is CheckpointKind.GGUF
+    write_folder(folder)
+    assert resolve_model(ModelSettings(source=str(folder)), NoProgress()).kind is CheckpointKind.SAFETENSORS
+
+
 def test_a_served_name_and_a_template_of_the_operator_are_passed_on(tmp_path: Path) -> None:
     settings = ModelSettings(
         source=" random:tiny-llama ", served_name="mine", chat_template="t.jinja", generation_defaults=False

@@ -14,12 +14,14 @@ from tokenspeed.checkpoint.gguf_header import GgufFile, open_gguf
 from tokenspeed.checkpoint.resolved import CheckpointKind
 from tokenspeed.checkpoint.tokenizer_data import (
     BOS_BY_DEFAULT,
+    GGUF_CONTROL,
     GGUF_UNUSED,
     TokenizerGguf,
 )
 from tokenspeed.errors import ModelError
 
 _TOKENIZER = "tokenizer.ggml."
+_TURN_ENDS = ("<|eot_id|>", "<|im_end|>")
 _TEMPLATE_NAMES: Mapping[str, str] = MappingProxyType(
     {
         "bos_token": "bos_token_id",
@@ -48,7 +50,7 @@ def open_gguf_checkpoint(path: Path, *, name: str, served_name: str) -> Checkpoi
         config=config,
         weight_files=(path,),
         generation=generation_from_gguf(facts),
-        eos_token_ids=_eos(facts, len(tokens)),
+        eos_token_ids=_eos(facts, tokens),
         bos_token_id=bos,
         add_bos=adds_bos,
         tokenizer_vocab_size=_used_ids(gguf, len(tokens)),
@@ -80,10 +82,13 @@ def _id(facts: Facts, key: str, num_tokens: int) -> int | None:
     return value
 
 
-def _eos(facts: Facts, num_tokens: int) -> tuple[int, ...]:
-    """End of sequence, of turn and of message, in this order, each once."""
-    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
-    return tuple(dict.fromkeys(found for key in keys if (found := _id(facts, key, num_tokens)) is not None))
+def _eos(facts: Facts, tokens: tuple[str, ...]) -> tuple[int, ...]:
+    """End of sequence, of turn and of message, then known turn ends of files whose writer left the keys out."""
+    found = [_id(facts, key, len(tokens)) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
+    kinds = facts.get(f"{_TOKENIZER}token_type")
+    if isinstance(kinds, tuple) and len(kinds) == len(tokens):
+        found += [at for text in _TURN_ENDS if text in tokens and kinds[at := tokens.index(text)] == GGUF_CONTROL]
+    return tuple(dict.fromkeys(one for one in found if one is not None))
 
 
 def _bos(facts: Facts, num_tokens: int) -> tuple[int | None, bool]:

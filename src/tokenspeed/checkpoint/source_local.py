@@ -39,9 +39,10 @@ class LocalSource:
         return Located(kind=CheckpointKind.GGUF, path=path, name=gguf_name(path))
 
     def _folder(self, path: Path, source: str) -> Located:
-        if (path / "config.json").is_file():
-            return Located(kind=CheckpointKind.SAFETENSORS, path=path, name=path.name)
         files = sorted(path.glob("*.gguf"))
+        # GGUF repositories often carry a config.json too: the weights decide.
+        if (path / "config.json").is_file() and (not files or any(path.glob("*.safetensors"))):
+            return Located(kind=CheckpointKind.SAFETENSORS, path=path, name=path.name)
         if len(files) == 1:
             return Located(kind=CheckpointKind.GGUF, path=files[0], name=gguf_name(files[0]))
         if files:

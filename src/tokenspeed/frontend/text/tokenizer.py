@@ -101,7 +101,7 @@ class LibraryTokenizer:
         return text[1:] if self.strips_leading_space and text.startswith(" ") else text
 
     def token_bytes(self, token_id: int) -> bytes:
-        piece = self.built.library.id_to_token(token_id) if token_id >= 0 else None
+        piece = self.built.library.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
         return b"" if piece is None else self.built.pieces.to_bytes(piece, added=token_id in self.added)
 
     def is_special(self, token_id: int) -> bool:
