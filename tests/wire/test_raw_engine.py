@@ -116,7 +116,7 @@ def test_an_engine_greets_once_and_registers_what_it_serves(engine: Dialled, fro
     assert schema.request_types == ["add", "abort", "control"]
     assert schema.disaggregation_mode == "null"
     assert "prefix_granularity" not in told
-    assert (schema.max_model_len, schema.num_gpu_blocks, schema.kv_cache_size_tokens) == (128, 32, 512)
+    assert (schema.max_model_len, schema.num_gpu_blocks, schema.kv_cache_size_tokens) == (128, 32, 500)
     assert told["vocab_size"] == 96
     assert told["eos_token_ids"] == [2, 7]
 

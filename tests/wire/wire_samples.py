@@ -33,6 +33,7 @@ INFO = EngineInfo(
     architectures=("ToyForCausalLM",),
     model_type="toy",
     instance_id="here",
+    kv_capacity_tokens=500,
     defaults=SamplingParams(temperature=0.6, top_p=0.9, stop_token_ids=(3,)),
 )
 

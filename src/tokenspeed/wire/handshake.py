@@ -48,6 +48,7 @@ class _Registration(msgspec.Struct, kw_only=True):
     max_num_seqs: int = 1
     max_num_batched_tokens: int = -1
     instance_id: str = ""
+    kv_cache_size_tokens: int | None = None
     request_types: tuple[str, ...] = ("add", "abort")
     positional_layouts: dict[str, list[str]] | None = None
     disaggregation_mode: str | None = None
@@ -144,7 +145,7 @@ def encode_registration(info: EngineInfo, layouts: Layouts) -> bytes:
             "max_num_seqs": info.max_num_seqs,
             "max_num_batched_tokens": info.max_batched_tokens,
             "instance_id": info.instance_id,
-            "kv_cache_size_tokens": info.num_blocks * info.block_size,
+            "kv_cache_size_tokens": info.kv_capacity_tokens or info.num_blocks * info.block_size,
             "kv_cache_max_concurrency": None,
             "kv_events_config": None,
             "request_types": info.request_types,
@@ -187,6 +188,7 @@ def decode_registration(payload: bytes) -> Registered:
         architectures=got.architectures,
         model_type=got.model_type,
         instance_id=got.instance_id,
+        kv_capacity_tokens=got.kv_cache_size_tokens or 0,
         defaults=_defaults(got.sampling_defaults),
     )
     return Registered(info=info, layouts=layouts_of(got.positional_layouts))

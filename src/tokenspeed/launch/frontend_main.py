@@ -1,0 +1,82 @@
+"""The frontend's process: bind the engine wire, wait for the engines, serve HTTP until told to stop."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tokenspeed.checkpoint.sources import ResolvedModel
+from tokenspeed.launch.child import Parent, run_child
+from tokenspeed.launch.orders import Bound, Ended, FrontendOrder, Ready
+from tokenspeed.plane.ports import EngineLink
+from tokenspeed.settings.model import Settings
+from tokenspeed.wire.zmq_frontend import bind_hub
+
+
+class Server(Protocol):
+    """What a frontend's process does with its server; see `compose.serving.HttpFrontend`."""
+
+    def run(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class BuildServer(Protocol):
+    """How a frontend's process gets its server; see `compose.serving.serve_http`."""
+
+    def __call__(
+        self,
+        settings: Settings,
+        resolved: ResolvedModel,
+        links: Sequence[EngineLink],
+        sock: socket.socket,
+        *,
+        on_ready: Callable[[str], None],
+    ) -> Server: ...
+
+
+def run_frontend(parent: Parent, order: FrontendOrder, build: BuildServer) -> None:
+    """Everything between the order and the end of this process."""
+    hub = bind_hub(engines=order.engines)
+    try:
+        parent.report(Bound(address=hub.address))
+        # Without a deadline: engines load for as long as they need, and the launcher watches them.
+        links = hub.wait_for_engines()
+        with socket.socket(fileno=order.listener) as sock:
+            server = build(
+                order.settings, order.resolved, links, sock, on_ready=lambda url: parent.report(Ready(url=url))
+            )
+            with parent.serving(server.stop):
+                server.run()
+        if not parent.stopping:
+            parent.report(Ended(why="the HTTP server ended"))
+    finally:
+        hub.close()
+
+
+def frontend_process(build: BuildServer, argv: Sequence[str]) -> int:
+    """The process's exit status; `build` makes its server."""
+    return run_child(argv, FrontendOrder, lambda parent, order: run_frontend(parent, order, build))
+
+
+def main() -> int:
+    def build(
+        settings: Settings,
+        resolved: ResolvedModel,
+        links: Sequence[EngineLink],
+        sock: socket.socket,
+        *,
+        on_ready: Callable[[str], None],
+    ) -> Server:
+        # Imported when the order is there: a fault in it is told to the launcher like any other.
+        from tokenspeed.compose.serving import serve_http
+
+        return serve_http(settings, resolved, links, sock, on_ready=on_ready)
+
+    return frontend_process(build, sys.argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""What launcher and children say to each other over their channel: plain values, pickled.
+
+The launcher unpickles what its children send, so nothing here may come from a module that reaches torch.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import TypeAlias
+
+import attrs
+
+from tokenspeed.checkpoint.sources import ResolvedModel
+from tokenspeed.errors import PeerLost, TokenspeedError
+from tokenspeed.plane.messages import EngineInfo
+from tokenspeed.settings.model import Settings
+
+
+@attrs.frozen(kw_only=True)
+class RankOrder:
+    """Be rank `index` of `count`.
+
+    Attributes:
+        handshake: of the foreign frontend; None: the launcher will tell with `Dial`.
+    """
+
+    settings: Settings
+    resolved: ResolvedModel
+    index: int
+    count: int
+    handshake: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class FrontendOrder:
+    """Be the frontend of `engines` engines.
+
+    Attributes:
+        listener: descriptor of the bound HTTP socket, inherited.
+    """
+
+    settings: Settings
+    resolved: ResolvedModel
+    engines: int
+    listener: int
+
+
+@attrs.frozen(kw_only=True)
+class Dial:
+    """Where the frontend's handshake socket is."""
+
+    address: str
+
+
+@attrs.frozen
+class Stop:
+    """End in good order; before serving: at once."""
+
+
+Order: TypeAlias = RankOrder | FrontendOrder
+ToChild: TypeAlias = Order | Dial | Stop
+
+
+@attrs.frozen(kw_only=True)
+class Advanced:
+    """A step of loading or warm-up, see `checkpoint.progress.Progress`."""
+
+    what: str
+    done: int
+    total: int
+
+
+@attrs.frozen(kw_only=True)
+class Bound:
+    """The frontend has bound the engine wire; ranks may dial `address`."""
+
+    address: str
+
+
+@attrs.frozen(kw_only=True)
+class Ready:
+    """The child serves. A rank tells what it serves, a frontend where."""
+
+    info: EngineInfo | None = None
+    url: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class Failed:
+    """The child cannot start or go on, and ends.
+
+    Attributes:
+        details: a traceback, for what nobody foresaw; "" where the text says it all.
+        consequence: another process went first; its fault is the one to tell last.
+    """
+
+    text: str
+    details: str = ""
+    consequence: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Ended:
+    """The child ends although nobody asked it to."""
+
+    why: str
+
+
+FromChild: TypeAlias = Advanced | Bound | Ready | Failed | Ended
+
+
+def failure_of(exc: BaseException) -> Failed:
+    if isinstance(exc, TokenspeedError):
+        return Failed(text=str(exc), consequence=isinstance(exc, PeerLost))
+    text = f"{type(exc).__name__}: {exc}".removesuffix(": ")
+    return Failed(text=text, details="".join(traceback.format_exception(exc)))

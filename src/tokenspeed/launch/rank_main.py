@@ -1,0 +1,119 @@
+"""A rank's process: build the engine, register with the frontend, run rounds until told to stop."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import attrs
+
+from tokenspeed.checkpoint.progress import Progress
+from tokenspeed.checkpoint.sources import ResolvedModel
+from tokenspeed.launch.child import ChannelProgress, Parent, run_child
+from tokenspeed.launch.orders import Ended, RankOrder, Ready
+from tokenspeed.plane.messages import EngineInfo
+from tokenspeed.plane.ports import FrontendLink, Wakeup
+from tokenspeed.settings.model import Settings
+from tokenspeed.wire.zmq_engine import ZmqFrontendLink, dial_frontend
+
+
+class Engine(Protocol):
+    """What a rank's process does with its engine; see `compose.engine.RankEngine`."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def enter_serving(self) -> None: ...
+
+    def run(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class BuildEngine(Protocol):
+    """How a rank's process gets its engine; see `compose.engine.rank_engine`."""
+
+    def __call__(
+        self,
+        settings: Settings,
+        *,
+        connect: Callable[[EngineInfo, Wakeup], FrontendLink],
+        resolved: ResolvedModel,
+        progress: Progress,
+        own_process: bool,
+    ) -> AbstractContextManager[Engine]: ...
+
+
+@attrs.define(eq=False)
+class DialState:
+    """Writer: `Dialler`."""
+
+    link: ZmqFrontendLink | None = None
+    address: str = ""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Dialler:
+    """Connects the engine when it is built, and keeps the link for its last words."""
+
+    parent: Parent
+    order: RankOrder
+    state: DialState = attrs.field(factory=DialState)
+
+    def __call__(self, info: EngineInfo, wakeup: Wakeup) -> FrontendLink:
+        order = self.order
+        self.state.address = order.handshake or self.parent.address()
+        mine = attrs.evolve(info, engine_index=order.index, engine_count=order.count)
+        timeout_s = order.settings.wire.handshake_timeout_s
+        self.state.link = dial_frontend(self.state.address, mine, wakeup=wakeup, timeout_s=timeout_s)
+        return self.state.link
+
+    def announce_death(self) -> None:
+        if self.state.link is not None:
+            self.state.link.announce_death()
+            self.state.link.close()
+
+
+def run_rank(parent: Parent, order: RankOrder, build: BuildEngine) -> None:
+    """Everything between the order and the end of this process."""
+    dial = Dialler(parent=parent, order=order)
+    built = build(
+        order.settings,
+        connect=dial,
+        resolved=order.resolved,
+        progress=ChannelProgress(parent),
+        own_process=True,
+    )
+    with built as engine:
+        engine.enter_serving()
+        with parent.serving(engine.stop):
+            parent.report(Ready(info=engine.info))
+            try:
+                engine.run()
+            except BaseException as exc:
+                # What raised may hold threads and devices: say so, and leave without unwinding (SS-13).
+                dial.announce_death()
+                parent.fail(exc)
+        if not parent.stopping:
+            parent.report(Ended(why=f"the frontend at {dial.state.address} disconnected"))
+
+
+def rank_process(build: BuildEngine, argv: Sequence[str]) -> int:
+    """The process's exit status; `build` makes its engine."""
+    return run_child(argv, RankOrder, lambda parent, order: run_rank(parent, order, build))
+
+
+def main() -> int:
+    def build(*args: object, **fields: object) -> AbstractContextManager[Engine]:
+        # Imported when the order is there: a fault in it is told to the launcher like any other.
+        from tokenspeed.compose.engine import rank_engine
+
+        return rank_engine(*args, **fields)  # type: ignore[arg-type]
+
+    return rank_process(build, sys.argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,316 @@
+"""`serve`: start a deployment's processes, watch them, stop them; the one entry of every deployment (SS-1).
+
+The launcher process owns the process tree and does nothing else: it imports no torch, and decides
+nothing about requests.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Protocol, TextIO
+
+import attrs
+
+from tokenspeed.checkpoint.progress import Progress
+from tokenspeed.checkpoint.sources import ResolvedModel, resolve_model
+from tokenspeed.errors import SettingsError, TokenspeedError
+from tokenspeed.launch.family import (
+    SILENT,
+    Child,
+    Closed,
+    Family,
+    Left,
+    Patience,
+    Report,
+    Said,
+    Signalled,
+    how_it_ended,
+)
+from tokenspeed.launch.orders import Advanced, Bound, Dial, Ended, Failed, FrontendOrder, RankOrder, Ready, Stop
+from tokenspeed.launch.signals import interrupted_by, open_signal_pipe
+from tokenspeed.settings.model import ModelSettings, ServerSettings, Settings
+from tokenspeed.telemetry.logs import start_logging
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class ChildFailed(TokenspeedError):  # noqa: N818 - named like the others of errors.py
+    """A process of the deployment failed or ended unasked; unwinds the launcher (SS-8)."""
+
+
+def _module(name: str) -> tuple[str, ...]:
+    return (sys.executable, "-P", "-m", name)
+
+
+@attrs.frozen(kw_only=True)
+class Programs:
+    """Command lines of the children; each takes two more arguments, see `child.run_child`."""
+
+    rank: tuple[str, ...] = _module("tokenspeed.launch.rank_main")
+    frontend: tuple[str, ...] = _module("tokenspeed.launch.frontend_main")
+
+
+class StartRanks(Protocol):
+    """See `start_rank_host`."""
+
+    def __call__(
+        self,
+        family: Family,
+        settings: Settings,
+        resolved: ResolvedModel,
+        *,
+        count: int,
+        handshake: str | None,
+        program: Sequence[str],
+    ) -> tuple[Child, ...]: ...
+
+
+def start_rank_host(
+    family: Family,
+    settings: Settings,
+    resolved: ResolvedModel,
+    *,
+    count: int,
+    handshake: str | None,
+    program: Sequence[str],
+) -> tuple[Child, ...]:
+    """Start all local ranks, waiting for none (SS-2). Every deployment starts its ranks here (SS-1).
+
+    Args:
+        handshake: of a foreign frontend; None: our own, whose address follows when it is bound.
+    """
+    return tuple(
+        family.start(
+            f"rank {index}",
+            program,
+            RankOrder(settings=settings, resolved=resolved, index=index, count=count, handshake=handshake),
+        )
+        for index in range(count)
+    )
+
+
+start_rust_host = start_rank_host
+"""The name under which operators' tools know it."""
+
+
+@attrs.define(eq=False)
+class LaunchState:
+    """Writer: Launch. Names of children that are ready, and what they told."""
+
+    ready: dict[str, Ready] = attrs.field(factory=dict[str, Ready])
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Launch:
+    """A started deployment. Methods raise `ChildFailed`, and leave every cleanup to `Family.close`."""
+
+    family: Family
+    ranks: tuple[Child, ...]
+    frontend: Child | None
+    progress: Progress
+    state: LaunchState = attrs.field(factory=LaunchState)
+
+    @property
+    def children(self) -> tuple[Child, ...]:
+        return self.ranks if self.frontend is None else (*self.ranks, self.frontend)
+
+    def until_ready(self) -> bool:
+        """Block until every child serves. False: a signal came first.
+
+        Watches channels and exits together, without a deadline (SS-3, SS-6). The end of any child
+        is a failure, also of one that was ready: the others may wait for it in a collective (SS-5).
+        """
+        while len(self.state.ready) < len(self.children):
+            if not self._hear():
+                return False
+        return True
+
+    def until_stopped(self) -> None:
+        """Block until a signal comes."""
+        while self._hear():
+            pass
+
+    def drain(self, *, shutdown_timeout_s: float) -> None:
+        """Let the frontend finish or end its requests while the ranks still serve them."""
+        if self.frontend is not None:
+            self.frontend.tell(Stop())
+            within_s = shutdown_timeout_s + self.family.patience.frontend_s
+            self.family.await_ends((self.frontend,), within_s=within_s)
+
+    def _hear(self) -> bool:
+        reports = self.family.hear()
+        faults = [found for report in reports if (found := _fault_of(report)) is not None]
+        if faults:
+            for child, fault in faults:
+                self.family.note(child, fault)
+            raise ChildFailed(f"{faults[0][0].name}: {faults[0][1].text}")
+        for report in reports:
+            if isinstance(report, Said):
+                self._heed(report)
+        return not any(isinstance(report, Signalled) for report in reports)
+
+    def _heed(self, said: Said) -> None:
+        match said.message:
+            case Bound(address=address):
+                for rank in self.ranks:
+                    rank.tell(Dial(address=address))
+            case Ready() as ready:
+                self.state.ready[said.child.name] = ready
+            case Advanced(what=what, done=done, total=total):
+                shown = what if len(self.ranks) == 1 else f"{said.child.name}: {what}"
+                self.progress.step(shown, done, total)
+
+
+def serve(
+    settings: Settings,
+    *,
+    progress: Progress,
+    headless: bool = False,
+    out: TextIO | None = None,
+    err: TextIO | None = None,
+    programs: Programs | None = None,
+    patience: Patience | None = None,
+    resolve: Callable[[ModelSettings, Progress], ResolvedModel] = resolve_model,
+    start_ranks: StartRanks = start_rank_host,
+) -> int:
+    """Serve until SIGINT or SIGTERM; a second signal cuts the drain short.
+
+    Args:
+        headless: ranks only; a foreign frontend binds ``wire.handshake``.
+        out, err: where people read; default: the process's own.
+        programs, patience, resolve, start_ranks: what tests and embedders replace.
+    Returns: 0 after an orderly stop; 1 if a child failed, ended unasked or had to be killed.
+    Raises: SettingsError, ModelError: before any process was started. KeyboardInterrupt likewise.
+    """
+    say, complain = out or sys.stdout, err or sys.stderr
+    commands = programs or Programs()
+    with ExitStack() as stack:
+        _check(settings, headless=headless)
+        logs = start_logging(settings.log, complain)
+        stack.callback(logs.close)
+        listener = None if headless else stack.enter_context(_listen(settings.server))
+        with interrupted_by(signal.SIGTERM):
+            resolved = resolve(settings.model, progress)
+        pipe = open_signal_pipe()
+        stack.callback(pipe.close)
+        stack.enter_context(pipe.catching(*STOP_SIGNALS))
+        family = Family(signals=pipe, patience=patience or Patience())
+        try:
+            with ExitStack() as started:
+                started.callback(family.close)
+                _run(settings, resolved, family, listener, progress, commands, start_ranks, say)
+        except ChildFailed:
+            pass  # told below, behind all that the cleanup has found out
+        return _verdict(family, complain)
+
+
+def _run(
+    settings: Settings,
+    resolved: ResolvedModel,
+    family: Family,
+    listener: socket.socket | None,
+    progress: Progress,
+    programs: Programs,
+    start_ranks: StartRanks,
+    say: TextIO,
+) -> None:
+    """Start, wait for readiness, serve, drain. Raises: ChildFailed."""
+    count = settings.parallel.data
+    handshake = settings.wire.handshake
+    ranks = start_ranks(family, settings, resolved, count=count, handshake=handshake, program=programs.rank)
+    frontend = None
+    if listener is not None:
+        order = FrontendOrder(settings=settings, resolved=resolved, engines=count, listener=listener.fileno())
+        frontend = family.start("frontend", programs.frontend, order, inherit=(listener.fileno(),))
+        listener.close()  # the frontend's alone: when it stops accepting, nobody accepts
+    launch = Launch(family=family, ranks=ranks, frontend=frontend, progress=progress)
+    if not launch.until_ready():
+        return
+    say.write(_greeting(settings, resolved, launch.state.ready))
+    say.flush()
+    launch.until_stopped()
+    launch.drain(shutdown_timeout_s=settings.server.shutdown_timeout_s)
+
+
+def _check(settings: Settings, *, headless: bool) -> None:
+    if settings.parallel.tensor * settings.parallel.pipeline > 1:
+        raise SettingsError("parallel.tensor, parallel.pipeline: one rank a replica is all that this build starts")
+    if headless and settings.wire.handshake is None:
+        raise SettingsError("wire.handshake: a headless engine needs the address of the frontend it serves")
+    if not headless and settings.wire.handshake is not None:
+        raise SettingsError("wire.handshake: names a foreign frontend, which is served with --headless only")
+
+
+def _listen(server: ServerSettings) -> socket.socket:
+    """The HTTP socket, taken before anything expensive: a port in use is known at once, and stays ours.
+
+    Clients that connect during the start wait in its backlog.
+    """
+    from tokenspeed.frontend.server import BACKLOG, bind_socket
+
+    sock = bind_socket(server.host, server.port, stalled_s=server.request_timeout_s)
+    try:
+        sock.listen(BACKLOG)
+    except OSError as exc:
+        sock.close()
+        text = f"server.port: cannot listen on {server.host}:{server.port}: {exc.strerror or exc}"
+        raise SettingsError(text) from exc
+    return sock
+
+
+def _fault_of(report: Report) -> tuple[Child, Failed] | None:
+    match report:
+        case Said(child=child, message=Failed() as fault):
+            return child, fault
+        case Said(child=child, message=Ended(why=why)):
+            return child, Failed(text=why, consequence=True)
+        case Closed(child=child):
+            return child, Failed(text=SILENT)
+        case Left(child=child, status=status):
+            return child, Failed(text=how_it_ended(status))
+    return None
+
+
+def _verdict(family: Family, complain: TextIO) -> int:
+    """Tell every fault once, consequences first and the root cause last; the exit status."""
+    faults = family.state.faults
+
+    def weight(name: str) -> tuple[bool, bool, int]:
+        # A rank that dies takes its frontend along, and of several the earliest is the cause.
+        return not faults[name].consequence, name.startswith("rank"), -list(faults).index(name)
+
+    for name in sorted(faults, key=weight):
+        fault = faults[name]
+        if fault.details:
+            complain.write(fault.details.rstrip() + "\n")
+        complain.write(f"{name}: {fault.text}\n")
+    complain.flush()
+    return 1 if faults else 0
+
+
+def _greeting(settings: Settings, resolved: ResolvedModel, ready: dict[str, Ready]) -> str:
+    """What the operator reads when the deployment serves: what, where, and a line to try."""
+    lines = []
+    for name, told in ready.items():
+        if told.info is not None:
+            info = told.info
+            pool = info.kv_capacity_tokens or info.num_blocks * info.block_size
+            lines.append(
+                f"{name}: {info.model} ({info.dtype}), up to {info.max_model_len} tokens a request, "
+                f"KV pool of {pool} tokens, {info.max_num_seqs} requests at once"
+            )
+    url = next((told.url for told in ready.values() if told.url), "")
+    if not url:
+        lines.append(f"serving {resolved.served_name} to the frontend at {settings.wire.handshake}")
+        return "\n".join(lines) + "\n"
+    reach = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    key = " -H 'authorization: Bearer YOUR_KEY'" if settings.server.api_key else ""
+    body = shlex.quote(f'{{"model": "{resolved.served_name}", "prompt": "The capital of France is", "max_tokens": 16}}')
+    lines.append(f"serving {resolved.served_name} at {url}")
+    lines.append(f"try: curl {reach}/v1/completions -H 'content-type: application/json'{key} -d {body}")
+    return "\n".join(lines) + "\n"
