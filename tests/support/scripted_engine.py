@@ -170,15 +170,19 @@ class ScriptedEngine:
     def quiet(self) -> bool:
         return not self.running and not self.waiting and not self.inbox
 
-    def step(self) -> OutputBatch:
-        """One round: take messages, admit, make one token for each running request, tell the frontend."""
+    def step(self, *, forward: bool = True) -> OutputBatch:
+        """One round: take messages, admit, make one token for each running request, tell the frontend.
+
+        Args:
+            forward: False: no tokens in this one.
+        """
         with self.changed:
             batch = self._blank()
             self._take_messages(batch)
             while self.waiting and len(self.running) < self.info.max_num_seqs:
                 entry = self.waiting.pop(0)
                 self.running[entry.request.rid] = entry
-            for entry in list(self.running.values()):
+            for entry in list(self.running.values()) if forward else ():
                 self._advance(entry, batch)
             self.steps += 1
             batch = attrs.evolve(batch, load=self._load())
@@ -194,9 +198,10 @@ class ScriptedEngine:
                 self.changed.wait_for(self._may_step)
                 if self.stopping:
                     return
-                if self.credit is not None and not self.inbox:
+                forward = self.credit is None or self.credit > 0
+                if self.credit is not None and forward:
                     self.credit -= 1
-            self.step()
+            self.step(forward=forward)
 
     def _may_step(self) -> bool:
         work = bool(self.inbox or self.waiting or self.running)

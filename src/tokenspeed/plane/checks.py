@@ -58,12 +58,17 @@ def shown(value: object) -> str:
         text = _ShortRepr().repr(value)
     except ValueError:  # an int of more digits than the interpreter converts
         text = "a very large integer"
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…"
+    return _short(text)
+
+
+def _short(text: str) -> str:
+    clean = text[: 2 * SHOWN_CHARS].encode("utf-8", "backslashreplace").decode("utf-8")
+    return clean if len(clean) <= SHOWN_CHARS else clean[: SHOWN_CHARS - 1] + "…"
 
 
 def fault(field: str, value: object, allowed: str) -> Fault:
-    return Fault(field=field, value=shown(value), allowed=allowed)
+    """A fault; `field` may be a client's own key and is cleaned like the value."""
+    return Fault(field=_short(field), value=shown(value), allowed=allowed)
 
 
 def is_number(value: object) -> bool:

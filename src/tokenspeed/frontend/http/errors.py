@@ -19,6 +19,7 @@ log = logging.getLogger("tokenspeed.http")
 JSON = "application/json"
 RETRY_AFTER_S = 1
 SHOWN_FAULTS = 8
+MAX_MESSAGE_CHARS = 8192
 
 _KINDS: Mapping[int, tuple[str, str]] = MappingProxyType(
     {
@@ -126,6 +127,10 @@ def _failure(
         headers = (*headers, ("Retry-After", str(RETRY_AFTER_S)))
     if status == 401:
         headers = (*headers, ("WWW-Authenticate", "Bearer"))
-    clean = message.encode("utf-8", "backslashreplace").decode()
-    info = ErrorInfo(message=clean, type=kind, param=field or None, code=code or usual)
+    info = ErrorInfo(message=_clean(message), type=kind, param=_clean(field or "") or None, code=code or usual)
     return Failure(status=status, body=ErrorBody(error=info), headers=headers)
+
+
+def _clean(text: str) -> str:
+    """`text` without what UTF-8 cannot hold, and not endless: clients' own words are in it."""
+    return text[:MAX_MESSAGE_CHARS].encode("utf-8", "backslashreplace").decode()
