@@ -56,7 +56,7 @@ def chunks(ids: Sequence[int], sizes: Sequence[int]) -> list[Sequence[int]]:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data(), skip=st.booleans())
 def test_pieces_joined_are_the_whole_text_for_any_ids_in_any_chunks(name: str, data: st.DataObject, skip: bool) -> None:
     tokenizer = TOKENIZERS[name]
@@ -67,7 +67,7 @@ def test_pieces_joined_are_the_whole_text_for_any_ids_in_any_chunks(name: str, d
     assert "".join(deltas) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=60))
 def test_no_character_is_split_however_its_bytes_are_spread_over_tokens(text: str) -> None:
     tokenizer = TOKENIZERS["sentencepiece"]
@@ -80,7 +80,7 @@ def test_no_character_is_split_however_its_bytes_are_spread_over_tokens(text: st
     assert stream.flush() == ""
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=60))
 def test_what_is_encoded_comes_back(text: str) -> None:
     tokenizer = TOKENIZERS["byte level"]

@@ -39,7 +39,7 @@ stop_lists = st.lists(st.text(ALPHABET, min_size=1, max_size=6), max_size=5).map
 cut_lists = st.lists(st.integers(0, 1000), max_size=30)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(text=texts, stops=stop_lists, cuts=cut_lists, include=st.booleans())
 @example(text="aabab", stops=("abab", "ba"), cuts=[1, 2, 3, 4], include=False)
 @example(text="abaab", stops=("abab", "ba"), cuts=[1, 2, 3, 4], include=False)
@@ -56,7 +56,7 @@ def test_any_cut_of_a_text_gives_what_a_search_of_the_whole_text_gives(
         assert (shown, matched) == (before + (stop if include else ""), stop)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(text=texts, stops=stop_lists, cuts=cut_lists, rest=texts)
 def test_what_was_emitted_stays_right_whatever_follows(
     text: str, stops: tuple[str, ...], cuts: list[int], rest: str
@@ -67,7 +67,7 @@ def test_what_was_emitted_stays_right_whatever_follows(
     assert (whole[0] if whole else text + rest).startswith(emitted)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(text=texts, stops=stop_lists)
 def test_text_is_held_only_where_a_stop_string_may_have_begun(text: str, stops: tuple[str, ...]) -> None:
     matcher = StopMatcher(words=prepare_stops(stops))
@@ -82,7 +82,7 @@ def test_text_is_held_only_where_a_stop_string_may_have_begun(text: str, stops: 
         assert len(held) == (place - starts[0] if starts else 0)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(text=texts, stops=stop_lists, cuts=cut_lists)
 def test_the_excess_is_the_text_that_came_after_the_match(text: str, stops: tuple[str, ...], cuts: list[int]) -> None:
     matcher = StopMatcher(words=prepare_stops(stops))

@@ -29,6 +29,8 @@ from tokenspeed.settings.model import ModelSettings
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
 
+LIBRARY = byte_level_tokenizer()
+
 TRICKY = (
     "",
     " ",
@@ -214,8 +216,7 @@ def test_the_preset_tokenizer_is_bytes_and_specials() -> None:
 @settings(max_examples=200, deadline=None)
 @given(ids=st.lists(st.integers(0, 399), max_size=30), skip=st.booleans())
 def test_decoding_by_bytes_is_what_the_library_decodes(ids: list[int], skip: bool) -> None:
-    library = byte_level_tokenizer()
-    pieces = ByteLevelPieces()
+    library, pieces = LIBRARY, ByteLevelPieces()
     added = library.get_added_tokens_decoder()
     kept = [one for one in ids if not (skip and one in added)]
     joined = b"".join(pieces.to_bytes(library.id_to_token(one) or "", added=one in added) for one in kept)

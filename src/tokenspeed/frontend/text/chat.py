@@ -26,7 +26,7 @@ from tokenspeed.errors import ModelError, RequestError
 from tokenspeed.frontend.text.messages import template_messages
 
 MAX_TURNS = 500_000
-"""Loop turns and macro calls of one rendering."""
+"""Loop turns of one rendering; a macro call, which takes longer, counts as ten."""
 
 MAX_CHARS = 1 << 24
 """Characters of a prompt, and of a text put together on the way to it."""
@@ -49,7 +49,7 @@ class _Turns:
 
     left: int = MAX_TURNS
 
-    def take(self, number: int = 1) -> None:
+    def take(self, number: int) -> None:
         self.left -= number
         if self.left < 0:
             raise _LimitError(f"it loops more than {MAX_TURNS} times")
@@ -78,9 +78,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
-def _turn(context: Context) -> bool:
+def _turn(context: Context, weight: int = 1) -> bool:
     """One turn of a loop begins, or one item of it is looked at; True."""
-    context.parent[_TURNS].take()
+    context.parent[_TURNS].take(weight)
     return True
 
 
@@ -233,7 +233,9 @@ class _Limited(NodeTransformer):
 
     def _counted(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:
         self.generic_visit(node)
-        turn = nodes.Filter(nodes.ContextReference(), _TURN, [], [], None, None)  # cheaper than a sandboxed call
+        weight = nodes.Const(1 if isinstance(node, nodes.For) else 10)
+        # A filter, because a call would pass through the sandbox, which costs more than most loop bodies.
+        turn = nodes.Filter(nodes.ContextReference(), _TURN, [weight], [], None, None)
         if isinstance(node, nodes.For) and node.test is not None:
             node.test = nodes.And(turn, node.test).set_lineno(node.lineno)
         else:
