@@ -142,7 +142,11 @@ class Family:
                 start_new_session=True,
                 # Compute threads sleep at a barrier instead of spinning: on cores shared with anything else,
                 # a spinning team was measured to make a step ten times slower.
-                env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
+                env={
+                    "OMP_WAIT_POLICY": "PASSIVE",
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
+                },
             )
         child = Child(name=name, process=process, channel=ours, exit_fd=_exit_fd(process))
         self.state.members.append(child)
