@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tokenspeed.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from tokenspeed.compose.offline import Engine as Engine
 
-__version__ = "0.1.0"
 __all__ = ["Engine", "__version__"]
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from tokenspeed import __version__
 from tokenspeed.checkpoint.open import open_checkpoint
 from tokenspeed.checkpoint.sources import ResolvedModel
 from tokenspeed.frontend.engine_client import connect_client
@@ -29,6 +28,7 @@ from tokenspeed.plane.ports import EngineLink
 from tokenspeed.settings.model import Settings
 from tokenspeed.telemetry.meters import PrometheusHttpMeter, load_gauges, prometheus_request_meter
 from tokenspeed.telemetry.registry import new_registry
+from tokenspeed.version import __version__
 
 
 @attrs.define(eq=False)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import attrs
 
 from tokenspeed.frontend.generation import GenerationInput
 from tokenspeed.plane.messages import Int32Array, SamplingParams
 
 DEFAULT_MAX_TOKENS = 128
+
+
+def _strings(stop: str | Iterable[str]) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _ids(ids: Iterable[int]) -> tuple[int, ...]:
+    return tuple(ids)
 
 
 @attrs.frozen(kw_only=True)
@@ -34,8 +44,8 @@ class SamplingOptions:
     repetition_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
-    stop: tuple[str, ...] = attrs.field(default=(), converter=lambda s: (s,) if isinstance(s, str) else tuple(s))
-    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=tuple)
+    stop: tuple[str, ...] = attrs.field(default=(), converter=_strings)
+    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_ids)
     include_stop: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True

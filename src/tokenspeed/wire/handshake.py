@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import attrs
 import msgspec
 
-from tokenspeed import __version__
+from tokenspeed.version import __version__
 from tokenspeed.plane.messages import EngineInfo, SamplingParams
 from tokenspeed.wire.faults import WireError, from_validation
 from tokenspeed.wire.layouts import Layouts, layouts_of
