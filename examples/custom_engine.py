@@ -1,7 +1,7 @@
 """An engine of one's own: admission order, sampler and cache-event sink replaced, the rest as it is."""
 
 import attrs
-import torch
+
 from tokenspeed import Engine
 from tokenspeed.compose.offline import SamplingOptions
 from tokenspeed.settings.model import ModelSettings, Settings

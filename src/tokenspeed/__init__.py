@@ -17,7 +17,7 @@ __all__ = ["Engine", "__version__"]
 
 def __getattr__(name: str) -> object:
     if name == "Engine":
-        from tokenspeed.compose.offline import Engine  # noqa: PLC0415  (keeps torch out of the import)
+        from tokenspeed.compose.offline import Engine
 
         return Engine
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+
 from tokenspeed.compose.engine import RankEngine, rank_engine
 from tokenspeed.plane.messages import GenerateRequest, OutputBatch, SamplingParams, frozen_tokens
 from tokenspeed.settings.model import CacheSettings, DeviceSettings, SchedulerSettings, Settings

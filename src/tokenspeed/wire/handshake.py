@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar
 import attrs
 import msgspec
 
-from tokenspeed.version import __version__
 from tokenspeed.plane.messages import EngineInfo, SamplingParams
+from tokenspeed.version import __version__
 from tokenspeed.wire.faults import WireError, from_validation
 from tokenspeed.wire.layouts import Layouts, layouts_of
 from tokenspeed.wire.structs import pack, typed, unpack
