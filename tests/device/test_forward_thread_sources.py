@@ -56,3 +56,30 @@ def test_classes_that_own_device_state_have_no_name_in_the_control_plane() -> No
         names = {n.id for n in ast.walk(tree(path)) if isinstance(n, ast.Name)}
         names |= {n.attr for n in ast.walk(tree(path)) if isinstance(n, ast.Attribute)}
         assert names.isdisjoint(owned), path.name
+
+
+WAITING = {"wait", "join", "get", "acquire", "result", "recv", "select", "put_nowait", "sleep"}
+MAY_WAIT = {"commit", "_await", "close", "_serve"}
+
+
+@pytest.mark.contract("DP-6", "DP-12", "DP-13", "DP-3")
+def test_of_all_operations_only_a_commit_and_the_awaited_ones_can_wait() -> None:
+    found: dict[str, set[str]] = {}
+    for method in methods_of("HostDataPlane", DEVICE / "data_plane.py"):
+        called = [node.func for node in ast.walk(method) if isinstance(node, ast.Call)]
+        attributes = {c.attr for c in called if isinstance(c, ast.Attribute) and not ast.unparse(c).startswith("flights")}
+        found[method.name] = attributes & WAITING
+    # `landed` looks a ticket up in a dictionary; everything else that could wait is where it may.
+    assert found.pop("landed") == {"get"}
+    assert {name for name, calls in found.items() if calls} == MAY_WAIT
+    awaited = {
+        method.name
+        for method in methods_of("HostDataPlane", DEVICE / "data_plane.py")
+        if any(isinstance(n, ast.Attribute) and n.attr == "_await" for n in ast.walk(method))
+    }
+    assert awaited == {"idle_forward", "flush_cache", "start_profile", "stop_profile", "shutdown_cache"}
+
+
+def methods_of(name: str, path: Path) -> list[ast.FunctionDef]:
+    found = next(node for node in tree(path).body if isinstance(node, ast.ClassDef) and node.name == name)
+    return [node for node in found.body if isinstance(node, ast.FunctionDef)]

@@ -40,7 +40,9 @@ class TraceProfiler:
     """Records the operations of one stream's jobs with their threads and times.
 
     torch's profiler watches the thread that started it, so starting and stopping are jobs of the
-    stream. Both wait for the jobs before them, which is why profiling is an awaited operation.
+    stream. Both wait for the jobs before them, which is why profiling is an awaited operation. At the
+    first start the library writes a line to standard error about the thread it was loaded by; the
+    recording is complete all the same.
     """
 
     stream: DeviceStream
