@@ -13,6 +13,9 @@ GIB = 1 << 30
 MIB = 1 << 20
 FLOAT_BYTES = 4
 
+UNASKED_POOL_BYTES = 4 * GIB
+"""The KV pool takes no more than this unless a budget was set: main memory is shared with other programs."""
+
 
 @attrs.frozen(kw_only=True)
 class Budget:
@@ -136,8 +139,9 @@ def longest_wanted(settings: Settings, max_positions: int) -> int:
 def plan_memory(settings: Settings, budget: Budget, needs: ModelNeeds, working: int) -> MemoryPlan:
     """Decide pool size and longest request.
 
-    The pool gets what the budget leaves, but no more than `max_num_seqs` longest requests can use;
-    `device.kv_pool_tokens` decides it outright.
+    The pool gets what the budget leaves, but no more than `max_num_seqs` longest requests can use,
+    and no more than `UNASKED_POOL_BYTES` where no `device.memory_gib` was set, as long as one
+    longest request fits; `device.kv_pool_tokens` decides it outright.
 
     Raises: SettingsError: it does not fit; the text has the numbers and what to change.
     """
@@ -151,7 +155,10 @@ def plan_memory(settings: Settings, budget: Budget, needs: ModelNeeds, working: 
         if num_pages > fitting:
             raise SettingsError(_too_small(budget, needs, working, f"a pool of {asked:,} tokens", num_pages))
     else:
-        num_pages = min(fitting, settings.scheduler.max_num_seqs * -(-longest // page_tokens) + 1)
+        one_request = -(-longest // page_tokens) + 1
+        num_pages = min(fitting, settings.scheduler.max_num_seqs * (one_request - 1) + 1)
+        if settings.device.memory_gib is None:
+            num_pages = min(num_pages, max(one_request, UNASKED_POOL_BYTES // needs.page_bytes))
         if num_pages < 2:
             raise SettingsError(_too_small(budget, needs, working, "the smallest KV pool", 2))
     room = (num_pages - 1) * page_tokens

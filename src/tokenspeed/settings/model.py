@@ -105,7 +105,9 @@ class DeviceSettings:
     kv_pool_tokens: int | None = attrs.field(
         default=None,
         validator=v.optional(v.ge(16)),
-        metadata={"help": "size of the KV pool in tokens; default: what the budget leaves"},
+        metadata={
+            "help": "size of the KV pool in tokens; default: what the budget leaves, 4 GiB at most without memory_gib"
+        },
     )
 
 
