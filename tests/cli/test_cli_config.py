@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from source_tree import SRC
 
 from tokenspeed.cli.console import Console
 from tokenspeed.cli.main import COMMANDS, main
@@ -169,3 +173,14 @@ def test_every_command_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> 
     for name, command in COMMANDS.items():
         assert name in text
         assert command.summary in " ".join(text.split())
+
+
+@pytest.mark.parametrize("arguments", [("version",), ("config", "--schema")])
+def test_a_reader_that_leaves_early_is_no_error(arguments: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "tokenspeed", *arguments]
+    environ = {**os.environ, "PYTHONPATH": str(SRC.parent)}
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=environ, check=False, timeout=60)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")

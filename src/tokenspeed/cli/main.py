@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -73,10 +74,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _guarded(run: Callable[[argparse.Namespace, Console], int], options: argparse.Namespace, console: Console) -> int:
     try:
-        return run(options, console)
+        status = run(options, console)
+        console.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output is done
+    except BrokenPipeError:
+        # The reader of our output is done; what is still buffered goes nowhere, also at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), console.stdout.fileno())
         return OK
     except TokenspeedError as exc:
         if options.debug:
@@ -84,6 +88,7 @@ def _guarded(run: Callable[[argparse.Namespace, Console], int], options: argpars
         else:
             console.note(str(exc))
         return MISUSED if isinstance(exc, SettingsError) else FAILED
+    return status
 
 
 def _version() -> str:
