@@ -89,12 +89,13 @@ class ScriptedEngine:
         received: every message, in order.
         cached: cached_tokens of every request.
         refuse: makes the engine refuse a request with (status, message).
-        idle: set while nothing runs or waits.
+        pace_s: least time between two steps of the thread.
     """
 
     info: EngineInfo = attrs.field(factory=engine_info)
     script: Script = random_letters
     cached: int = 0
+    pace_s: float = 0.0
     refuse: Callable[[GenerateRequest], tuple[int, str] | None] = lambda _: None
     received: list[FrontendMessage] = attrs.field(factory=list[FrontendMessage])
     inbox: list[FrontendMessage] = attrs.field(factory=list[FrontendMessage])
@@ -202,6 +203,9 @@ class ScriptedEngine:
                 if self.credit is not None and forward:
                     self.credit -= 1
             self.step(forward=forward)
+            if self.pace_s:
+                with self.changed:
+                    self.changed.wait_for(lambda: self.stopping, self.pace_s)
 
     def _may_step(self) -> bool:
         work = bool(self.inbox or self.waiting or self.running)

@@ -135,6 +135,9 @@ async def _prepare(api: Api, fields: ChatRequest) -> ChatAnswer:
     """Validate, template and tokenize the call; nothing was sent to the engine when this raises."""
     messages, faults = template_ready(fields.messages)
     faults += (*_format_faults(fields.response_format), *_logprob_faults(api, fields))
+    most = api.service.info.max_model_len
+    if len(messages) > most:
+        faults += (fault("messages", f"{len(messages)} messages", f"at most {most}, the tokens of the context"),)
     if fields.stream and fields.prompt_logprobs is not None:
         faults += (fault("prompt_logprobs", fields.prompt_logprobs, "it to be left out of a streamed chat"),)
     if faults:

@@ -58,8 +58,8 @@ class HttpError(RequestError):
         self.headers = headers
 
 
-class ClientGone(Exception):  # noqa: N818 - not an error: the client closed its connection
-    """Nobody is there to answer."""
+class ClientGone(Exception):
+    """The client closed its connection: nobody is there to answer."""
 
 
 class ErrorInfo(msgspec.Struct, kw_only=True):
@@ -106,6 +106,8 @@ def failure(exc: BaseException) -> Failure:
             return _failure(503, f"the engine is not available: {exc}")
         case NotSupported():
             return _failure(400, str(exc), code="not_supported")
+        case RecursionError():
+            return _failure(400, "the body is nested too deeply")
         case HTTPException():
             headers = tuple((exc.headers or {}).items())
             return _failure(exc.status_code, exc.detail, headers=headers)
