@@ -266,3 +266,21 @@ def test_nothing_in_a_result_column_is_a_numpy_value() -> None:
         for name in ("finished", "prompt_tokens", "completion_tokens", "cached_tokens", "status"):
             assert all(type(value) is int for value in getattr(sent, name)), name
         assert all(type(token) is int for ids in sent.output_ids for token in ids)
+
+
+@pytest.mark.contract("OL-5")
+def test_a_recomputed_prompt_is_not_told_its_logprobs_a_second_time() -> None:
+    table = table_with(6, prompt_from=0)
+    output = Output(table=table, is_eos=eos(0))
+    row = table.by_rid["r0"]
+    whole = ForwardBatch(
+        rows=int32([row]),
+        slots=int32([0]),
+        starts=int32([0]),
+        counts=int32([6]),
+        samples=np.array([True]),
+        input_ids=int32([1, 2, 3, 4, 5, 6]),
+    )
+    assert output.logprob_plan(whole).prompt == ((0, 1, 0),)
+    output.commit(whole, ForwardResult(tokens=[7]))
+    assert output.logprob_plan(whole).prompt == ()

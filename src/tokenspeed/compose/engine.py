@@ -110,7 +110,10 @@ def rank_engine(
         )
         build = root.device_build()
         wakeup = cast("Wakeup", chosen.control.get("wakeup") or ThreadWakeup())
-        plane = open_data_plane(build.handle, wakeup)
+        with ExitStack() as unowned:
+            unowned.callback(build.handle.close)
+            plane = open_data_plane(build.handle, wakeup)
+            unowned.pop_all()  # closed by the data plane from here on
         lifetime.callback(plane.close)
         lifetime.callback(plane.shutdown_cache)
         specs = build.specs

@@ -219,11 +219,11 @@ class EventLoop:
 
     def _gather(self, plan: ExecutionPlan) -> Dispatch:
         """Per-round inputs of the batch (RA-20)."""
-        batch = plan.batch
+        batch, seats = plan.batch, self.ingress.seats(plan.seated)
         if batch is None:
-            return Dispatch()
+            return Dispatch(seats=seats)
         return Dispatch(
-            seats=self.ingress.seats(plan.seated),
+            seats=seats,
             logprobs=self.output.logprob_plan(batch),
             histories=self.history.seeds(plan),
             grammars=self.grammar.advances(batch),

@@ -123,7 +123,9 @@ class Output:
             # Logits at position p predict token p + 1; a chunk of `counts` predicts that many positions.
             first = np.maximum(start, batch.starts + 1)
             last = np.minimum(batch.starts + batch.counts + 1, identity.prompt_len[rows])
-            chosen = np.flatnonzero((start >= 0) & (first < last))
+            # A request that has output was told of its prompt; a recomputation after a retraction is not news.
+            untold = self.table.tokens.known[rows] == identity.prompt_len[rows]
+            chosen = np.flatnonzero((start >= 0) & (first < last) & untold)
             tops = np.maximum(wanted, 0)
             prompt = tuple(zip(chosen.tolist(), first[chosen].tolist(), tops[chosen].tolist(), strict=True))
             spans = zip(rows[chosen].tolist(), first[chosen].tolist(), last[chosen].tolist(), strict=True)
