@@ -39,7 +39,7 @@ from tokenspeed.telemetry.logs import start_logging
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class ChildFailed(TokenspeedError):  # noqa: N818 - named like the others of errors.py
+class ChildFailed(TokenspeedError):
     """A process of the deployment failed or ended unasked; unwinds the launcher (SS-8)."""
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar, cast
 
 from tokenspeed.plane.messages import FINISH_WORDS, ControlReply, Finish, LoadReport, OutputBatch, Refusal, TopLogprobs
 from tokenspeed.wire.faults import WireError
 from tokenspeed.wire.layouts import OUTPUT, REPLY, Layouts
 from tokenspeed.wire.structs import OutputStruct, ReplyStruct, laid_out, named, typed, untagged
+
+T = TypeVar("T")
 
 _FINISH = {word: int(finish) for word, finish in zip(FINISH_WORDS, Finish, strict=True)}
 NO_LOAD = LoadReport()
@@ -43,21 +46,19 @@ def encode_output(batch: OutputBatch, layouts: Layouts, *, engine_index: int) ->
         "completion_tokens": batch.completion_tokens,
         "cached_tokens": batch.cached_tokens,
         "output_token_logprobs_val": batch.logprobs,
-        "output_token_logprobs_idx": [
-            ids if values else [] for ids, values in zip(batch.output_ids, batch.logprobs, strict=True)
-        ],
+        "output_token_logprobs_idx": _logprob_ids(batch),
         "engine_index": engine_index,
         "num_running": load.running,
         "num_waiting": load.waiting,
         "kv_active_pages": load.active_blocks,
         "kv_total_pages": load.total_blocks,
-        "finished_status_codes": [status or None for status in batch.status],
-        "finished_messages": [message or None for message in batch.messages],
+        "finished_status_codes": _nil_if_none(batch.status),
+        "finished_messages": _nil_if_none(batch.messages),
         "output_top_logprobs_val": _top_values(batch.top_logprobs),
         "output_top_logprobs_idx": _top_ids(batch.top_logprobs),
         "input_token_logprobs_val": batch.prompt_logprobs,
         # The frontend has the prompt: rows without ids keep the column's type.
-        "input_token_logprobs_idx": [[] for _ in batch.rids],
+        "input_token_logprobs_idx": [()] * len(batch.rids),
         "input_top_logprobs_val": _top_values(batch.prompt_top_logprobs),
         "input_top_logprobs_idx": _top_ids(batch.prompt_top_logprobs),
         "kv_resident_pages": load.resident_blocks,
@@ -85,7 +86,7 @@ def decode_output(values: object, layouts: Layouts) -> OutputBatch:
         logprobs=got.output_token_logprobs_val,
         top_logprobs=tops,
         prompt_logprobs=got.input_token_logprobs_val or [[] for _ in range(rows)],
-        prompt_top_logprobs=[[top if top.ids else None for top in row] for row in prompt_tops],
+        prompt_top_logprobs=_absent_if_empty(prompt_tops),
         status=[status or 0 for status in got.finished_status_codes] or [0] * rows,
         messages=[message or "" for message in got.finished_messages] or [""] * rows,
         load=_load(got),
@@ -120,18 +121,38 @@ def _load(got: OutputStruct) -> LoadReport | None:
     )
 
 
-def _top_ids(rows: Sequence[Sequence[TopLogprobs | None]]) -> list[list[list[int]]]:
+def _nil_if_none(column: Sequence[T]) -> list[T | None]:
+    """Zero and "" stand for none."""
+    return [value or None for value in column] if any(column) else [None] * len(column)
+
+
+# Most batches have no log-probabilities at all: their columns of empty rows go as they are, in both directions.
+
+
+def _logprob_ids(batch: OutputBatch) -> Sequence[Sequence[int]]:
+    if not any(batch.logprobs):
+        return cast("list[list[int]]", batch.logprobs)
+    return [ids if values else [] for ids, values in zip(batch.output_ids, batch.logprobs, strict=True)]
+
+
+def _top_ids(rows: Sequence[Sequence[TopLogprobs | None]]) -> Sequence[Sequence[object]]:
     """One list a position; empty where there are no alternatives (the first prompt position)."""
-    return [[list(top.ids) if top else [] for top in row] for row in rows]
+    return [[list(top.ids) if top else [] for top in row] for row in rows] if any(rows) else rows
 
 
-def _top_values(rows: Sequence[Sequence[TopLogprobs | None]]) -> list[list[list[float]]]:
-    return [[list(top.values) if top else [] for top in row] for row in rows]
+def _top_values(rows: Sequence[Sequence[TopLogprobs | None]]) -> Sequence[Sequence[object]]:
+    return [[list(top.values) if top else [] for top in row] for row in rows] if any(rows) else rows
+
+
+def _absent_if_empty(rows: list[list[TopLogprobs]]) -> list[list[TopLogprobs | None]]:
+    if not any(rows):
+        return cast("list[list[TopLogprobs | None]]", rows)
+    return [[top if top.ids else None for top in row] for row in rows]
 
 
 def _tops(name: str, ids: list[list[list[int]]], values: list[list[list[float]]], rows: int) -> list[list[TopLogprobs]]:
-    if not ids and not values:
-        return [[] for _ in range(rows)]
+    if not any(ids) and not any(values):
+        return cast("list[list[TopLogprobs]]", ids) if ids else [[] for _ in range(rows)]
     try:
         return [
             [TopLogprobs(ids=tuple(i), values=tuple(v)) for i, v in zip(row_ids, row_values, strict=True)]

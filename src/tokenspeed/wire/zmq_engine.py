@@ -154,7 +154,7 @@ class WireThread:
         while self.sockets.monitor.poll(0):
             if recv_monitor_message(self.sockets.monitor)["event"] & PEER_LEFT:
                 if not self.traffic.state.closing:
-                    log.warning("the frontend disconnected")
+                    log.info("the frontend disconnected")
                 return True
         return False
 
