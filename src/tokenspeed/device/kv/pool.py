@@ -101,4 +101,5 @@ def kv_pool(config: ModelConfig, *, num_pages: int, page_tokens: int, kernels: K
     if num_pages < 2 or page_tokens < 1:
         raise InvariantBroken("a KV pool without a usable page", num_pages=num_pages, page_tokens=page_tokens)
     shape = (num_pages, config.num_layers, 2, config.num_kv_heads, page_tokens, config.head_dim)
-    return KvPool(pages=torch.zeros(shape, dtype=torch.float32), kernels=kernels)
+    with torch.inference_mode(mode=False):  # an ordinary tensor, which streams may write in any mode
+        return KvPool(pages=torch.zeros(shape, dtype=torch.float32), kernels=kernels)

@@ -12,7 +12,6 @@ from tokenspeed.device.layers.rope import rope_frequencies
 from tokenspeed.device.models.llama import LlamaLayer, LlamaStep
 from tokenspeed.device.step import ForwardStep
 from tokenspeed.device.weights.load import Weights
-from tokenspeed.errors import ModelError
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -30,24 +29,13 @@ def bind_model(
 ) -> LoadedModel:
     """Bind `weights`, which it takes and empties, to a new pool of `num_pages` (null page included).
 
-    Raises: ModelError: the configuration has a part that this model does not compute.
+    Raises: ModelError: the rope scaling's parameters cannot be used.
     """
     config = weights.config
-    check_supported(config)
     with torch.inference_mode():
         pool = kv_pool(config, num_pages=num_pages, page_tokens=page_tokens, kernels=kernels)
         step = _step(weights, config, pool, kernels)
     return LoadedModel(step=step, pool=pool, weights_bytes=weights.nbytes, config=config)
-
-
-def check_supported(config: ModelConfig) -> None:
-    """Refuse what would be computed wrongly. Raises ModelError: names the option."""
-    if config.sliding_window is not None:
-        raise ModelError(f"sliding_window {config.sliding_window}: sliding-window attention is not supported")
-    if config.num_heads % config.num_kv_heads:
-        raise ModelError(f"num_heads {config.num_heads} is not a multiple of num_kv_heads {config.num_kv_heads}")
-    if config.head_dim % 2:
-        raise ModelError(f"head_dim {config.head_dim}: rotary embedding needs an even number")
 
 
 def _step(weights: Weights, config: ModelConfig, pool: KvPool, kernels: Kernels) -> LlamaStep:

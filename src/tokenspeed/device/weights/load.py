@@ -48,8 +48,10 @@ class Weights:
 def load_weights(checkpoint: Checkpoint, *, progress: Progress | None = None) -> Weights:
     """Read, convert to float32 and fuse; blocks on disk for seconds and uses one thread.
 
-    Raises: ModelError: tensors are missing, of an unexpected shape or format, or a file was cut short.
+    Raises: ModelError: the configuration has a part that this model does not compute; tensors are
+        missing, of an unexpected shape or format, or a file was cut short.
     """
+    check_supported(checkpoint.config)
     source = open_source(checkpoint)
     shapes = tensor_shapes(checkpoint.config)
     check_tensors(source, shapes)
@@ -62,6 +64,16 @@ def load_weights(checkpoint: Checkpoint, *, progress: Progress | None = None) ->
             tensors=_fused(reader, checkpoint.config),
             nbytes=model_bytes(checkpoint.config),
         )
+
+
+def check_supported(config: ModelConfig) -> None:
+    """Refuse what would be computed wrongly. Raises ModelError: names the option."""
+    if config.sliding_window is not None:
+        raise ModelError(f"sliding_window {config.sliding_window}: sliding-window attention is not supported")
+    if config.num_heads % config.num_kv_heads:
+        raise ModelError(f"num_heads {config.num_heads} is not a multiple of num_kv_heads {config.num_kv_heads}")
+    if config.head_dim % 2:
+        raise ModelError(f"head_dim {config.head_dim}: rotary embedding needs an even number")
 
 
 def open_source(checkpoint: Checkpoint) -> TensorSource:

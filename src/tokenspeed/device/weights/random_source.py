@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from tokenspeed.checkpoint.config import ModelConfig
-from tokenspeed.device.weights.shapes import EMBEDDING, Shape, tensor_shapes
+from tokenspeed.device.weights.shapes import EMBEDDING, NORM, Shape, tensor_shapes
 
 _GAIN = 3.0
-"""Layers add this much more than a layer of unit gain would. With less, a tied model repeats its last token."""
+"""How much more the layers add than ones of unit gain would, so that the text depends on its context."""
 
 
 @attrs.frozen(eq=False)
@@ -52,6 +52,8 @@ class RandomSource:
 
 def _range(name: str, shape: Shape) -> tuple[float, float]:
     """Middle and half-width of the values of one tensor."""
+    if name == NORM:
+        return 0.0, math.sqrt(3.0)  # of both signs: else the logits of a tied embedding favour the last token
     if "norm" in name:
         return 1.0, 0.2
     if name.endswith(".bias"):
