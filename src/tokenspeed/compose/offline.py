@@ -12,6 +12,7 @@ between them. Nothing process-wide is touched: no signals, no garbage-collection
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
 from contextlib import ExitStack
@@ -39,8 +40,9 @@ from tokenspeed.plane.messages import EngineInfo, frozen_tokens
 from tokenspeed.plane.ports import EngineLink, FrontendLink, Wakeup
 from tokenspeed.settings.load import load_settings
 from tokenspeed.settings.model import Settings
-from tokenspeed.wire.memory import memory_pair
+from tokenspeed.wire.memory import MemoryFrontendLink, memory_pair
 
+log = logging.getLogger("tokenspeed.engine")
 T = TypeVar("T")
 Prompt: TypeAlias = str | Sequence[int]
 Message: TypeAlias = Mapping[str, Any]
@@ -74,8 +76,9 @@ class Completion:
 
 @attrs.define(eq=False)
 class Ends:
-    """Writer: the opener. The frontend's end of the in-memory wire, and why the control thread died."""
+    """Writer: the opener. Both ends of the in-memory wire, and why the control thread died."""
 
+    engine: MemoryFrontendLink | None = None
     link: EngineLink | None = None
     failure: BaseException | None = None
 
@@ -212,8 +215,8 @@ class Engine:
     # ---- the two threads ----------------------------------------------------------------------
 
     def _connect(self, info: EngineInfo, wakeup: Wakeup) -> FrontendLink:
-        mine, self._ends.link = memory_pair(info, wakeup)
-        return mine
+        self._ends.engine, self._ends.link = memory_pair(info, wakeup)
+        return self._ends.engine
 
     def _run_rank(self) -> None:
         try:
@@ -221,7 +224,10 @@ class Engine:
         except BaseException as error:
             # The edge of the control thread: kept for `close`, told to everyone who waits.
             self._ends.failure = error
-            self._rank.loop.frontend.close()
+            log.exception("the engine failed", exc_info=error)
+            if self._ends.engine is not None:
+                self._ends.engine.announce_death()
+                self._ends.engine.close()
 
     def _stop_rank(self) -> None:
         self._rank.stop()
@@ -255,6 +261,7 @@ class Engine:
     # ---- helpers ------------------------------------------------------------------------------
 
     def _inputs(self, prompts: Prompt | Sequence[Prompt], sampling: SamplingOptions | None) -> list[GenerationInput]:
+        self._alive()
         options = sampling or SamplingOptions()
         inputs = [options.with_prompt(frozen_tokens(self._ids(prompt))) for prompt in _listed(prompts)]
         for at, inp in enumerate(inputs):

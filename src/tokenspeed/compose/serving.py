@@ -33,11 +33,12 @@ from tokenspeed.version import __version__
 
 @attrs.define(eq=False)
 class StopSignal:
-    """Writer: HttpFrontend. `loop` is there while it runs."""
+    """Writer: HttpFrontend. `loop` is there while it runs; `hurry` ends the requests that still do."""
 
     asked: bool = False
     loop: asyncio.AbstractEventLoop | None = None
     event: asyncio.Event | None = None
+    hurry: Callable[[], None] | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -61,10 +62,14 @@ class HttpFrontend:
         asyncio.run(self._serve())
 
     def stop(self) -> None:
-        self.signal.asked = True
-        loop, event = self.signal.loop, self.signal.event
-        if loop is not None and event is not None:
-            loop.call_soon_threadsafe(event.set)
+        """Drain and end; a second call ends running requests at once."""
+        signal = self.signal
+        hurried, signal.asked = signal.asked, True
+        if signal.loop is None or signal.event is None:
+            return
+        signal.loop.call_soon_threadsafe(signal.event.set)
+        if hurried and signal.hurry is not None:
+            signal.loop.call_soon_threadsafe(signal.hurry)
 
     async def _serve(self) -> None:
         signal = self.signal
@@ -86,6 +91,7 @@ class HttpFrontend:
             meter=prometheus_request_meter(registry),
             timeout_s=self.settings.server.request_timeout_s,
         )
+        signal.hurry = service.end_all
         api = Api(
             service=service,
             prompts=self.prompts,

@@ -1,0 +1,172 @@
+"""The Python API over a tiny random model: batches, streams, cancellation, failures, threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import attrs
+import pytest
+import torch
+from tokenspeed import Engine
+from tokenspeed.compose.offline import SamplingOptions
+from tokenspeed.compose.parts import PARTS, check_parts
+from tokenspeed.errors import EngineDead, RequestError, SettingsError
+from tokenspeed.plane.plan import Seat
+from tokenspeed.settings.model import DeviceSettings, ModelSettings, SchedulerSettings, Settings
+
+TINY = Settings(
+    model=ModelSettings(source="random:tiny-llama"),
+    device=DeviceSettings(kv_pool_tokens=4096),
+    scheduler=SchedulerSettings(max_num_seqs=8, max_batched_tokens=128, chunk_tokens=64),
+)
+GREEDY = SamplingOptions(max_tokens=12, temperature=0.0, ignore_eos=True)
+
+
+def ours() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("ts-")}
+
+
+@pytest.mark.contract("PT-2", "SS-12", "PT-5")
+def test_the_engine_runs_on_its_own_named_threads_and_leaves_none() -> None:
+    before = ours()
+    with Engine(TINY) as engine:
+        engine.generate("hello", GREEDY)
+        assert {"ts-control", "ts-forward", "ts-exec", "ts-frontend"} <= ours()
+        assert sum(thread.name == "ts-forward" for thread in threading.enumerate()) == 1
+    assert ours() == before
+
+
+def test_a_batch_comes_back_in_order_and_equal_to_each_prompt_alone() -> None:
+    prompts = ["a", "two words", "x" * 90, [5, 6, 7], "the end"]
+    with Engine(TINY) as engine:
+        together = engine.generate(prompts, GREEDY)
+        alone = [engine.generate([prompt], GREEDY)[0] for prompt in prompts]
+    assert [done.token_ids for done in together] == [done.token_ids for done in alone]
+    assert together[3].prompt_token_ids == (5, 6, 7)
+    assert all(done.finish_reason == "length" and len(done.token_ids) == 12 for done in together)
+
+
+def test_a_stream_adds_up_to_the_plain_result_and_closing_it_cancels_the_request() -> None:
+    with Engine(TINY) as engine:
+        plain = engine.generate("stream me", GREEDY)[0]
+        deltas = list(engine.stream("stream me", GREEDY))
+        assert "".join(delta.text for delta in deltas) == plain.text
+        assert tuple(token for delta in deltas for token in delta.token_ids) == plain.token_ids
+        long = engine.stream("stream me", SamplingOptions(max_tokens=1000, temperature=0.0, ignore_eos=True))
+        next(long)
+        long.close()
+        assert engine.generate("after", GREEDY)[0].finish_reason == "length"
+
+
+def test_the_async_twins_give_the_same_and_run_side_by_side() -> None:
+    async def work(engine: Engine) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
+        batch = engine.generate_async(["one", "two"], GREEDY)
+
+        async def streamed() -> tuple[int, ...]:
+            return tuple([token async for delta in engine.stream_async("one", GREEDY) for token in delta.token_ids])
+
+        done, tokens = await asyncio.gather(batch, streamed())
+        return [completion.token_ids for completion in done], tokens
+
+    with Engine(TINY) as engine:
+        together, tokens = asyncio.run(work(engine))
+        assert together[0] == tokens == engine.generate("one", GREEDY)[0].token_ids
+
+
+def test_more_prompts_than_the_queue_holds_all_finish() -> None:
+    settings = attrs.evolve(TINY, scheduler=attrs.evolve(TINY.scheduler, max_waiting=4))
+    with Engine(settings) as engine:
+        done = engine.generate([f"prompt {i}" for i in range(40)], SamplingOptions(max_tokens=2, temperature=0.0))
+    assert len(done) == 40
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "field"),
+    [
+        ([[]], SamplingOptions(), "prompts[0]"),
+        ([[1, 2], [10**9]], SamplingOptions(), "prompts[1]"),
+        ("x", SamplingOptions(temperature=float("nan")), "temperature"),
+        ("x", SamplingOptions(max_tokens=0), "max_tokens"),
+        ("x", SamplingOptions(n=10_000), "n"),
+        ("x", SamplingOptions(stop_token_ids=(-1,)), "stop_token_ids"),
+    ],
+)
+def test_invalid_input_is_refused_by_name_and_the_engine_goes_on(
+    prompts: object, options: SamplingOptions, field: str
+) -> None:
+    with Engine(TINY) as engine:
+        with pytest.raises(RequestError, match=field.replace("[", r"\[").replace("]", r"\]")):
+            engine.generate(prompts, options)  # type: ignore[arg-type]
+        assert engine.generate("still here", GREEDY)
+
+
+@attrs.frozen(eq=False)
+class FailsAt:
+    """A sampler that raises on its n-th call."""
+
+    slots: int
+    vocab_size: int
+    calls: list[int] = attrs.field(factory=list)
+
+    def seat(self, seat: Seat) -> None:
+        return None
+
+    def release(self, slot: int) -> None:
+        return None
+
+    def sample(self, logits: torch.Tensor, *, slots: object, positions: object) -> object:
+        self.calls.append(len(logits))
+        if len(self.calls) > 4:
+            raise ZeroDivisionError("planted")
+        made = attrs.make_class("Sampled", ["tokens", "nan"])
+        return made(logits.argmax(-1), logits.isnan().any(-1))
+
+
+@pytest.mark.contract("SS-13")
+def test_a_failing_device_ends_every_request_with_engine_dead_and_the_engine_still_closes() -> None:
+    engine = Engine(TINY, sampler=FailsAt)
+    try:
+        with pytest.raises(EngineDead):
+            engine.generate(["a", "b"], SamplingOptions(max_tokens=50, ignore_eos=True))
+        with pytest.raises(EngineDead):
+            engine.generate("c")
+    finally:
+        with pytest.raises(ZeroDivisionError):
+            engine.close()
+    assert not {"ts-control", "ts-forward", "ts-exec"} & ours()
+
+
+def test_a_closed_engine_says_so() -> None:
+    engine = Engine(TINY)
+    engine.close()
+    engine.close()
+    with pytest.raises(EngineDead):
+        engine.generate("x")
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ({"polcy": object()}, "did you mean policy"),
+        ({"policy": object()}, "part 'policy' does not fit SchedulingPolicy: object has no key"),
+        ({"clock": attrs.make_class("Clock", [])()}, "has no now_s"),
+    ],
+)
+def test_a_part_with_a_wrong_name_or_shape_fails_when_the_engine_is_built(parts: dict[str, object], text: str) -> None:
+    with pytest.raises(SettingsError, match=text):
+        Engine(TINY, **parts)
+
+
+def test_a_part_whose_method_takes_other_arguments_is_refused_by_name() -> None:
+    class Wrong:
+        def key(self, order: int) -> tuple[float, ...]:
+            return (order,)
+
+    with pytest.raises(SettingsError, match="policy.*key.*cannot be called"):
+        check_parts({"policy": Wrong()})
+
+
+def test_every_listed_part_has_a_purpose_and_a_unique_name() -> None:
+    assert len({part.name for part in PARTS}) == len(PARTS)
+    assert all(part.what for part in PARTS)
