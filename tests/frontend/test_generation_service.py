@@ -15,7 +15,6 @@ from piece_tokenizer import EOS, EOS_TOO, piece_tokenizer
 from scripted_engine import ScriptedEngine, engine_info, logprob_of, says
 
 from tokenspeed.errors import EngineDead, RequestError
-from tokenspeed.frontend.gate import SequenceGate, WhenFull
 from tokenspeed.frontend.generation import LOGPROB_FLOOR, ChoiceDelta, ChoiceResult, GenerationInput, joined
 from tokenspeed.plane.messages import OutputBatch, SamplingParams, frozen_tokens
 from tokenspeed.settings.model import ServerSettings
@@ -303,21 +302,26 @@ async def test_choices_may_stop_at_different_lengths_each_ends_exactly_once(rig:
 
 
 async def test_if_one_choice_is_refused_none_runs() -> None:
-    engine = ScriptedEngine(info=engine_info(max_waiting=2))
+    engine = ScriptedEngine(info=engine_info(max_waiting=4, max_num_seqs=1))
     async with frontend(engine) as rig:
+        first = asyncio.create_task(rig.service.run(inp(n=3, max_new=2)))
+        await asyncio.sleep(0)
         with pytest.raises(RequestError, match="already waiting") as refused:
-            await collect(rig, inp(n=4))
+            await collect(rig, inp(n=2))  # one of the two would still fit
         assert refused.value.status == 429
-        engine.step()
+        while not first.done():
+            engine.step()
+            await asyncio.sleep(0)
+        assert [result.completion_tokens for result in first.result()] == [2, 2, 2]
         assert engine.quiet
         assert nothing_left(rig)
-        assert rig.metric("request_success_total", finished_reason="error") == 4
+        assert rig.metric("request_success_total", finished_reason="error") == 2
         assert (await run(rig, inp())).finish_reason == "length"
 
 
-async def test_more_choices_than_the_server_ever_runs_are_refused_before_the_engine_sees_one() -> None:
-    gate = SequenceGate(limit=3, when_full=WhenFull.REFUSE)
-    async with frontend(gate=gate) as rig:
+async def test_more_choices_than_an_engine_can_queue_are_refused_before_it_sees_one() -> None:
+    engine = ScriptedEngine(info=engine_info(max_waiting=3))
+    async with frontend(engine) as rig:
         with pytest.raises(RequestError, match="at most 3") as refused:
             await collect(rig, inp(n=4))
         assert refused.value.status == 400

@@ -73,7 +73,7 @@ def test_every_fault_of_an_input_is_found() -> None:
 
 
 async def test_a_full_gate_refuses_with_429_and_takes_groups_whole() -> None:
-    gate = SequenceGate(limit=4, when_full=WhenFull.REFUSE)
+    gate = SequenceGate(limit=4, group_limit=4, when_full=WhenFull.REFUSE)
     await gate.enter(3)
     with pytest.raises(RequestError, match="retry later") as full:
         await gate.enter(2)
@@ -85,7 +85,7 @@ async def test_a_full_gate_refuses_with_429_and_takes_groups_whole() -> None:
 
 
 async def test_a_waiting_gate_lets_groups_in_by_turn() -> None:
-    gate = SequenceGate(limit=4, when_full=WhenFull.WAIT)
+    gate = SequenceGate(limit=4, group_limit=4, when_full=WhenFull.WAIT)
     await gate.enter(4)
     order: list[str] = []
 
@@ -105,7 +105,7 @@ async def test_a_waiting_gate_lets_groups_in_by_turn() -> None:
 
 
 async def test_a_cancelled_wait_takes_no_place_and_holds_up_nobody() -> None:
-    gate = SequenceGate(limit=2, when_full=WhenFull.WAIT)
+    gate = SequenceGate(limit=2, group_limit=2, when_full=WhenFull.WAIT)
     await gate.enter(2)
     big, small = asyncio.create_task(gate.enter(2)), asyncio.create_task(gate.enter(1))
     await asyncio.sleep(0)
@@ -117,7 +117,7 @@ async def test_a_cancelled_wait_takes_no_place_and_holds_up_nobody() -> None:
 
 
 async def test_cancelled_in_the_moment_of_entering_gives_the_place_back() -> None:
-    gate = SequenceGate(limit=1, when_full=WhenFull.WAIT)
+    gate = SequenceGate(limit=1, group_limit=1, when_full=WhenFull.WAIT)
     await gate.enter(1)
     waiter = asyncio.create_task(gate.enter(1))
     await asyncio.sleep(0)
@@ -130,8 +130,8 @@ async def test_cancelled_in_the_moment_of_entering_gives_the_place_back() -> Non
 
 def test_gates_are_as_wide_as_the_engines() -> None:
     infos = (engine_info(max_waiting=5, max_num_seqs=2), engine_info(max_waiting=1, max_num_seqs=1))
-    assert refusing_gate(infos).limit == 9
-    assert waiting_gate(infos).limit == 6
+    assert (refusing_gate(infos).limit, refusing_gate(infos).group_limit) == (9, 1)
+    assert (waiting_gate(infos).limit, waiting_gate(infos).group_limit) == (6, 1)
 
 
 # ---- router ----

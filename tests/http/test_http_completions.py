@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -253,6 +254,18 @@ def test_special_tokens_are_shown_on_request(http: httpx.Client) -> None:
 # ---- others ----
 
 
+def test_an_event_is_one_line_whatever_signs_the_model_makes(http: httpx.Client, live: LiveServer) -> None:
+    text = "a\x85b\u2028c\u2029d\ne\r\x1cf\x0c"
+    live.engine.script = lambda _: [*text.encode(), EOS]
+    try:
+        answer = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 50, "stream": True})
+    finally:
+        live.engine.script = script
+    data = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert data[-1] == "[DONE]"
+    assert "".join(json.loads(one)["choices"][0]["text"] for one in data[:-1]) == text
+
+
 def test_tokenize_and_detokenize_are_inverse(http: httpx.Client) -> None:
     for prefix in ("", "/v1"):
         found = post(http, f"{prefix}/tokenize", prompt=TEXT, return_token_strs=True)
@@ -291,15 +304,23 @@ def test_a_full_engine_answers_429_with_retry_after_before_any_stream(*, stream:
     engine = ScriptedEngine(info=engine_info(max_waiting=2, max_num_seqs=1))
     engine.allow(0)
     with live_server(engine) as live, httpx.Client(base_url=live.url, timeout=20) as http:
-        body = {"prompt": "x", "n": 3, "stream": stream}
+        body = {"prompt": "x", "n": 2, "stream": stream}
+        first: list[httpx.Response] = []
+        thread = threading.Thread(
+            target=lambda: first.append(httpx.post(f"{live.url}/v1/completions", json=body, timeout=20))
+        )
+        thread.start()
+        assert engine.wait_until(lambda: len(engine.requests) == 2)
         refused = http.post("/v1/completions", json=body)
         assert refused.status_code == 429
         assert refused.headers["retry-after"] == "1"
         assert refused.json()["error"]["type"] == "rate_limit_error"
-        refused = http.post("/v1/completions", json={**body, "n": 4})
-        assert refused.status_code == 400  # more than ever fit
+        never = http.post("/v1/completions", json={**body, "n": 3})
+        assert never.status_code == 400
         engine.allow(None)
-        assert http.post("/v1/completions", json={**body, "n": 2}).status_code == 200
+        thread.join(20)
+        assert first[0].status_code == 200
+        assert http.post("/v1/completions", json=body).status_code == 200
         assert live.in_flight() == 0
 
 

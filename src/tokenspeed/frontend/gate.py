@@ -32,9 +32,14 @@ class SequenceGate:
     """Lets a group of sequences in as a whole, or not at all. Loop thread only.
 
     A waiting group is a task of the caller's, so the caller bounds the queue.
+
+    Attributes:
+        limit: sequences in flight.
+        group_limit: sequences of one group: it goes to one engine, which must be able to queue all of it.
     """
 
     limit: int
+    group_limit: int
     when_full: WhenFull
     state: GateState = attrs.field(factory=GateState)
 
@@ -47,9 +52,10 @@ class SequenceGate:
 
         Raises: RequestError: 400 if they could never fit, 429 if they do not fit now and the gate refuses.
         """
-        if count > self.limit:
+        if count > self.group_limit:
             raise RequestError(
-                f"the request asks for {count} sequences; at most {self.limit} can be in flight at once", field="n"
+                f"the request asks for {count} sequences (prompts times n); at most {self.group_limit} are possible",
+                field="n",
             )
         state = self.state
         if not state.queue and state.live + count <= self.limit:
@@ -88,9 +94,17 @@ class SequenceGate:
 
 def refusing_gate(infos: tuple[EngineInfo, ...]) -> SequenceGate:
     """For a server: as many sequences as the engines run and queue; beyond that 429."""
-    return SequenceGate(limit=sum(info.max_waiting + info.max_num_seqs for info in infos), when_full=WhenFull.REFUSE)
+    return SequenceGate(
+        limit=sum(info.max_waiting + info.max_num_seqs for info in infos),
+        group_limit=min(info.max_waiting for info in infos),
+        when_full=WhenFull.REFUSE,
+    )
 
 
 def waiting_gate(infos: tuple[EngineInfo, ...]) -> SequenceGate:
     """For a program that hands over any number of prompts: never more than the engines would queue."""
-    return SequenceGate(limit=sum(info.max_waiting for info in infos), when_full=WhenFull.WAIT)
+    return SequenceGate(
+        limit=sum(info.max_waiting for info in infos),
+        group_limit=min(info.max_waiting for info in infos),
+        when_full=WhenFull.WAIT,
+    )

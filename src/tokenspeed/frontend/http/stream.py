@@ -19,14 +19,18 @@ HEADERS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+LINE_BREAKS = tuple((sign.encode(), b"\\u%04x" % ord(sign)) for sign in "\x85\u2028\u2029")
 DONE = b"data: [DONE]\n\n"
 GRACE_S = 5.0
 """What a response may last beyond the request's own limit: a reader that stalls is given up then."""
 
 
 def event(body: msgspec.Struct) -> bytes:
-    """One event. JSON has no raw line breaks, so it is one line."""
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+    """One event on one line: also for clients that take every Unicode line break for one, which JSON does not."""
+    data = msgspec.json.encode(body)
+    for raw, escaped in LINE_BREAKS:
+        data = data.replace(raw, escaped)
+    return b"data: " + data + b"\n\n"
 
 
 class EventStream(Response):
