@@ -7,6 +7,7 @@ host from the batch's metadata: places in the pool, masks, and scratch that the 
 
 from __future__ import annotations
 
+import math
 from typing import TypeAlias
 
 import attrs
@@ -24,6 +25,9 @@ LIKE_CONTEXTS = 2
 SMALL_CONTEXT_BLOCKS = 16
 """or at most this many blocks: padding costs less than another call."""
 
+SPACE_BYTES = 4 << 20
+"""Scratch of one call of several rows. What was gathered should still be in the cache when it is read."""
+
 
 @attrs.frozen(kw_only=True)
 class KvGeometry:
@@ -33,6 +37,11 @@ class KvGeometry:
     kv_heads: int
     head_dim: int
     run_stride: int
+
+    @property
+    def block_bytes(self) -> int:
+        """Keys and values of one page in one layer."""
+        return 2 * self.kv_heads * self.page_tokens * self.head_dim * 4
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -85,21 +94,20 @@ def attention_batch(batch: RaggedRows, kv: KvGeometry) -> AttentionBatch:
     starts = contexts - counts
     last_page = contexts // kv.page_tokens
     opens = (contexts % kv.page_tokens != 0) & (last_page * kv.page_tokens >= starts)
+    decodes = _decode_groups(np.flatnonzero(counts == 1), contexts, kv)
+    chunks = np.flatnonzero((counts != 1) & (starts > 0))[:, None]
+    blocks = [-(-int(contexts[rows].max()) // kv.page_tokens) for rows in (*decodes, *chunks)]
+    space = _space([len(rows) * count for rows, count in zip((*decodes, *chunks), blocks, strict=True)], kv)
     groups = [
-        _decode_rows(group, offsets, contexts, tables, kv, whole=len(group) == len(positions))
-        for group in _decode_groups(np.flatnonzero(counts == 1), contexts, kv.page_tokens)
+        _rows(rows, offsets, contexts, tables[rows, :count], kv, space, whole=len(rows) == len(positions))
+        for rows, count in zip((*decodes, *chunks), blocks, strict=True)
     ]
-    fresh = []
-    for row in np.flatnonzero(counts != 1).tolist():
-        if starts[row]:
-            groups.append(_chunk(row, offsets, contexts, tables, kv))
-        else:
-            fresh.append(FreshRow(first=int(offsets[row]), last=int(offsets[row + 1])))
+    fresh = np.flatnonzero((counts != 1) & (starts == 0)).tolist()
     return AttentionBatch(
         places=_places(positions, np.repeat(np.arange(len(counts)), counts), tables, kv),
         opened=tuple(tables[np.flatnonzero(opens), last_page[opens]].tolist()),
         paged=tuple(groups),
-        fresh=tuple(fresh),
+        fresh=tuple(FreshRow(first=int(offsets[row]), last=int(offsets[row + 1])) for row in fresh),
     )
 
 
@@ -110,60 +118,58 @@ def _places(positions: IntArray, rows: IntArray, tables: npt.NDArray[np.int32], 
     return torch.from_numpy((runs * kv.page_tokens + (positions % kv.page_tokens)[:, None]).reshape(-1))
 
 
-def _decode_groups(rows: IntArray, contexts: IntArray, page_tokens: int) -> list[IntArray]:
-    """Split decode rows so that no padded call is much larger than its rows; one group keeps their order."""
+def _decode_groups(rows: IntArray, contexts: IntArray, kv: KvGeometry) -> list[IntArray]:
+    """Split decode rows so that no padded call is much larger than its rows, and none needs much scratch.
+
+    Rows of like context keep their order.
+    """
     if not len(rows):
         return []
-    blocks = -(-contexts[rows] // page_tokens)
-    if blocks.max() <= max(SMALL_CONTEXT_BLOCKS, LIKE_CONTEXTS * blocks.min()):
-        return [rows]
-    order = np.argsort(blocks, kind="stable")
-    rows, blocks = rows[order], blocks[order]
+    blocks = -(-contexts[rows] // kv.page_tokens)
+    if blocks.max() > max(SMALL_CONTEXT_BLOCKS, LIKE_CONTEXTS * blocks.min()):
+        order = np.argsort(blocks, kind="stable")
+        rows, blocks = rows[order], blocks[order]
     groups, begin = [], 0
     while begin < len(rows):
         limit = max(SMALL_CONTEXT_BLOCKS, LIKE_CONTEXTS * int(blocks[begin]))
-        end = int(np.searchsorted(blocks, limit, side="right"))
+        longest = np.maximum.accumulate(blocks[begin:])
+        alike = int(np.searchsorted(longest, limit, side="right"))
+        small = np.arange(1, alike + 1) * longest[:alike] * kv.block_bytes <= SPACE_BYTES
+        end = begin + max(1, int(np.count_nonzero(small)))
         groups.append(rows[begin:end])
         begin = end
     return groups
 
 
-def _decode_rows(
+def _rows(
     rows: IntArray,
     offsets: IntArray,
     contexts: IntArray,
     tables: npt.NDArray[np.int32],
     kv: KvGeometry,
+    space: torch.Tensor,
     *,
     whole: bool,
 ) -> PagedRows:
-    blocks = -(-int(contexts[rows].max()) // kv.page_tokens)
-    visible = np.arange(blocks * kv.page_tokens) < contexts[rows][:, None]
-    mask = np.where(visible, np.float32(0), np.float32(-np.inf))
+    """Decode rows, or one chunk behind cached context. Query i of a row sees its context up to itself.
+
+    Args:
+        tables: int32 ``[len(rows), blocks]``.
+        space: float32, as long as the largest call of the batch needs.
+    """
+    first, last = offsets[rows], offsets[rows + 1]
+    count = int(last[0] - first[0])
+    padded = tables.shape[1] * kv.page_tokens
+    own = (contexts[rows] - count)[:, None] + np.arange(count)
+    mask = np.where(np.arange(padded) <= own[:, :, None], np.float32(0), np.float32(-np.inf))
+    shape = (2, len(rows), kv.kv_heads, padded, kv.head_dim)
     return PagedRows(
         rows=len(rows),
-        tokens=None if whole else torch.from_numpy(offsets[rows]),
-        decode=True,
-        pages=_pages(tables[rows, :blocks], kv),
-        mask=torch.from_numpy(mask)[:, None, None, :],
-        space=_space(len(rows), blocks, kv),
-    )
-
-
-def _chunk(row: int, offsets: IntArray, contexts: IntArray, tables: npt.NDArray[np.int32], kv: KvGeometry) -> PagedRows:
-    """One row's chunk behind cached context: query i sees its context up to itself."""
-    first, last, context = int(offsets[row]), int(offsets[row + 1]), int(contexts[row])
-    blocks = -(-context // kv.page_tokens)
-    own = context - (last - first) + np.arange(last - first)
-    visible = np.arange(blocks * kv.page_tokens) <= own[:, None]
-    mask = np.where(visible, np.float32(0), np.float32(-np.inf))
-    return PagedRows(
-        rows=1,
-        tokens=torch.arange(first, last),
-        decode=False,
-        pages=_pages(tables[row : row + 1, :blocks], kv),
-        mask=torch.from_numpy(mask)[None, None],
-        space=_space(1, blocks, kv),
+        tokens=None if whole else torch.from_numpy((first[:, None] + np.arange(count)).reshape(-1)),
+        decode=count == 1,
+        pages=_pages(tables, kv),
+        mask=torch.from_numpy(mask)[:, None],
+        space=space[: math.prod(shape)].view(shape),
     )
 
 
@@ -174,5 +180,6 @@ def _pages(tables: npt.NDArray[np.int32], kv: KvGeometry) -> torch.Tensor:
     return torch.from_numpy((runs + heads).reshape(-1))
 
 
-def _space(rows: int, blocks: int, kv: KvGeometry) -> torch.Tensor:
-    return torch.empty((2, rows, kv.kv_heads, blocks * kv.page_tokens, kv.head_dim), dtype=torch.float32)
+def _space(blocks: list[int], kv: KvGeometry) -> torch.Tensor:
+    """Scratch that all calls share, since they run one after another; `blocks` has the pages each one gathers."""
+    return torch.empty(max(blocks, default=0) * kv.block_bytes // 4, dtype=torch.float32)
