@@ -57,8 +57,10 @@ def depth_of(settings: Settings) -> int:
     return 1 if settings.scheduler.overlap else 0
 
 
-def scheduler_config(settings: Settings, specs: DeviceSpecs) -> SchedulerConfig:
+def scheduler_config(settings: Settings, specs: DeviceSpecs, sink: KvEventSink) -> SchedulerConfig:
+    """Cache changes are collected only if somebody takes them."""
     return SchedulerConfig(
+        kv_events=not isinstance(sink, NoSink),
         max_num_seqs=specs.max_num_seqs,
         max_batched_tokens=specs.max_batched_tokens,
         chunk_tokens=min(settings.scheduler.chunk_tokens, specs.max_batched_tokens),
@@ -121,7 +123,7 @@ class ControlContainer(containers.DeclarativeContainer):
         one(policy_name, ref(settings)), fcfs=ref(one(Fcfs)), priority=ref(one(AgedPriority))
     )
     scheduler: providers.Provider[Scheduler] = one(
-        build_scheduler, ref(one(scheduler_config, ref(settings), ref(specs))), ref(table), ref(policy)
+        build_scheduler, ref(one(scheduler_config, ref(settings), ref(specs), ref(kv_sink))), ref(table), ref(policy)
     )
 
     grammar: providers.Provider[GrammarQueue] = one(NoGrammar)

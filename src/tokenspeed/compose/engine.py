@@ -36,8 +36,9 @@ from tokenspeed.errors import SettingsError
 from tokenspeed.plane.messages import EngineInfo
 from tokenspeed.plane.ports import FrontendLink, Wakeup
 from tokenspeed.plane.specs import DeviceSpecs
-from tokenspeed.settings.model import Settings
+from tokenspeed.settings.model import KvEventSettings, Settings
 from tokenspeed.settings.refusals import refuse
+from tokenspeed.wire.kv_events import EventFormat, KvEventPublisher, open_publisher
 
 Connect: TypeAlias = Callable[[EngineInfo, Wakeup], FrontendLink]
 """Makes the engine's end of the frontend wire; called once, when the device side is complete."""
@@ -119,6 +120,10 @@ def rank_engine(
         specs = build.specs
         del build, root  # the handle is the data plane's alone from here on (DP-28, DP-32)
         info = engine_info(settings, specs, served_name=files.served_name)
+        control = dict(chosen.control)
+        if settings.kv_events.endpoint is not None and "kv_sink" not in control:
+            control["kv_sink"] = sink = kv_event_sink(settings.kv_events, rank=info.engine_index)
+            lifetime.callback(sink.close)
         link = connect(info, wakeup)
         lifetime.callback(link.close)
         box = ControlContainer(
@@ -126,9 +131,23 @@ def rank_engine(
             specs=specs,
             plane=plane,
             frontend=link,
-            **{**chosen.control, "wakeup": wakeup},
+            **{**control, "wakeup": wakeup},
         )
         yield RankEngine(specs=specs, info=info, loop=box.loop(), serving=EnterServing(jit=jit))
+
+
+def kv_event_sink(events: KvEventSettings, *, rank: int) -> KvEventPublisher:
+    """The publisher that the settings describe. Raises: SettingsError: an address cannot be bound."""
+    if events.endpoint is None:
+        raise SettingsError("kv_events.endpoint: missing")
+    return open_publisher(
+        events.endpoint,
+        replay_endpoint=events.replay_endpoint,
+        topic=events.topic,
+        event_format=EventFormat(events.format.value),
+        rank=rank,
+        keep=events.keep_batches,
+    )
 
 
 def _device_parts(given_parts: Mapping[str, object], *, own_process: bool) -> DeviceParts:

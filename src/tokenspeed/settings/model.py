@@ -25,6 +25,24 @@ class Dtype(enum.Enum):
     FLOAT32 = "float32"
 
 
+class WeightsMode(enum.Enum):
+    """How weights are kept in memory."""
+
+    AUTO = "auto"
+    EXACT = "exact"
+    FP16 = "fp16"
+    NATIVE = "native"
+    INT8G32 = "int8g32"
+
+
+class Forward(enum.Enum):
+    """What computes the forward on the CPU."""
+
+    AUTO = "auto"
+    NATIVE = "native"
+    TORCH = "torch"
+
+
 class Policy(enum.Enum):
     """Order of the waiting queue."""
 
@@ -37,6 +55,13 @@ class Transport(enum.Enum):
 
     ZMQ = "zmq"
     MEMORY = "memory"
+
+
+class KvEventFormat(enum.Enum):
+    """Encoding of published cache events: maps with a `type` key, or arrays that begin with the name."""
+
+    MAPS = "maps"
+    ARRAYS = "arrays"
 
 
 class LogFormat(enum.Enum):
@@ -91,6 +116,20 @@ class DeviceSettings:
         default=None,
         validator=v.optional(v.ge(1)),
         metadata={"help": "compute threads; default: cgroup limit and scheduling mask"},
+    )
+    forward: Forward = attrs.field(
+        default=Forward.AUTO,
+        metadata={
+            "help": "native: compiled C, where a token's bits depend on its sequence alone; torch: no such"
+            " promise; auto: native where it can be loaded or compiled"
+        },
+    )
+    weights: WeightsMode = attrs.field(
+        default=WeightsMode.AUTO,
+        metadata={
+            "help": "exact: float32; fp16: rounded to half; native: as the file has them, quantized blocks included;"
+            " int8g32: 8 bits in groups of 32; auto: exact"
+        },
     )
     memory_gib: float | None = attrs.field(
         default=None,
@@ -208,6 +247,29 @@ class WireSettings:
 
 
 @attrs.frozen(kw_only=True)
+class KvEventSettings:
+    """Publication of prefix-cache events for routers that follow what an engine holds."""
+
+    endpoint: str | None = attrs.field(
+        default=None,
+        validator=v.optional(v.matches_re(r"(tcp|ipc)://.+")),
+        metadata={"help": "ZeroMQ address to publish on, tcp:// or ipc://; default: no events"},
+    )
+    replay_endpoint: str | None = attrs.field(
+        default=None,
+        validator=v.optional(v.matches_re(r"(tcp|ipc)://.+")),
+        metadata={"help": "address where a subscriber asks for batches it missed; default: no replay"},
+    )
+    topic: str = attrs.field(default="", metadata={"help": "first frame of every message"})
+    format: KvEventFormat = attrs.field(
+        default=KvEventFormat.MAPS, metadata={"help": "maps: vLLM's subscribers; arrays: TokenSpeed's"}
+    )
+    keep_batches: int = attrs.field(
+        default=10_000, validator=[v.ge(1), v.le(1 << 20)], metadata={"help": "batches kept for replay"}
+    )
+
+
+@attrs.frozen(kw_only=True)
 class LogSettings:
     """What is written down, and how."""
 
@@ -236,4 +298,5 @@ class Settings:
     parallel: ParallelSettings = attrs.field(factory=ParallelSettings)
     server: ServerSettings = attrs.field(factory=ServerSettings)
     wire: WireSettings = attrs.field(factory=WireSettings)
+    kv_events: KvEventSettings = attrs.field(factory=KvEventSettings)
     log: LogSettings = attrs.field(factory=LogSettings)
