@@ -64,7 +64,7 @@ def test_a_prompt_of_one_token_is_a_decode() -> None:
 
 
 def test_no_call_of_several_rows_needs_more_scratch_than_the_limit() -> None:
-    batch = planned([(300, 1)] * 7 + [(2000, 1)], LARGE)
+    batch = planned([(120, 1)] * 7 + [(2000, 1)], LARGE)
     assert sorted(token for group in tokens(batch) for token in group or []) == list(range(8))
     for group in batch.paged:
         assert group.rows == 1 or group.space.nbytes <= SPACE_BYTES
@@ -72,7 +72,7 @@ def test_no_call_of_several_rows_needs_more_scratch_than_the_limit() -> None:
 
 
 def test_calls_share_their_scratch() -> None:
-    batch = planned([(300, 1)] * 7, LARGE)
+    batch = planned([(300, 1)] * 4, LARGE)
     assert len(batch.paged) > 2
     assert len({group.space.data_ptr() for group in batch.paged}) == 1
 
