@@ -2,8 +2,7 @@
 
 import attrs
 
-from tokenspeed import Engine
-from tokenspeed.compose.offline import SamplingOptions
+from tokenspeed import Engine, SamplingOptions
 from tokenspeed.settings.model import ModelSettings, Settings
 
 

@@ -11,8 +11,9 @@ from tokenspeed.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from tokenspeed.compose.offline import Engine as Engine
+    from tokenspeed.frontend.options import SamplingOptions as SamplingOptions
 
-__all__ = ["Engine", "__version__"]
+__all__ = ["Engine", "SamplingOptions", "__version__"]
 
 
 def __getattr__(name: str) -> object:
@@ -20,4 +21,8 @@ def __getattr__(name: str) -> object:
         from tokenspeed.compose.offline import Engine
 
         return Engine
+    if name == "SamplingOptions":
+        from tokenspeed.frontend.options import SamplingOptions
+
+        return SamplingOptions
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
