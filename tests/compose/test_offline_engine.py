@@ -8,6 +8,7 @@ import threading
 import attrs
 import pytest
 import torch
+
 from tokenspeed import Engine
 from tokenspeed.compose.offline import SamplingOptions
 from tokenspeed.compose.parts import PARTS, check_parts
@@ -163,7 +164,7 @@ def test_a_part_whose_method_takes_other_arguments_is_refused_by_name() -> None:
         def key(self, order: int) -> tuple[float, ...]:
             return (order,)
 
-    with pytest.raises(SettingsError, match="policy.*key.*cannot be called"):
+    with pytest.raises(SettingsError, match=r"policy.*key.*cannot be called"):
         check_parts({"policy": Wrong()})
 
 

@@ -66,7 +66,7 @@ def test_every_output_carries_the_load_of_the_rounds_end() -> None:
     assert first.resident_blocks >= first.active_blocks > 0
 
 
-@pytest.mark.contract("FW-27", "FW-28")
+@pytest.mark.contract("FW-23", "FW-27", "FW-28")
 def test_a_changed_load_without_tokens_is_sent_in_an_empty_message() -> None:
     scheduler = ScriptedScheduler()
     rig = hand_rig(scheduler=scheduler, plane=ScriptedPlane())

@@ -33,4 +33,5 @@ class DpStep:
         """Whether this rank must run an idle forward; decided by the tokens in the batches alone (SP-27)."""
         if self.mesh.size == 1:
             return False
-        return tokens == 0 and any(self.mesh.gather(tokens))
+        everyone = self.mesh.gather(tokens)  # first: a member that stays away would hold up the others
+        return tokens == 0 and any(everyone)
