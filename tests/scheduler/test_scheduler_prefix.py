@@ -211,15 +211,30 @@ def test_kv_of_a_request_that_was_cut_short_is_not_published() -> None:
     assert rig.scheduler.empty_lcm_blocks() == rig.scheduler.num_usable_pages
 
 
-def test_a_surplus_forward_publishes_no_token_that_was_not_committed() -> None:
+@pytest.mark.parametrize("said", [2, 3, 4])
+def test_surplus_forwards_publish_no_token_that_was_not_committed(said: int) -> None:
     rig = build(page_tokens=2, chunk_tokens=64, overlap_schedule_depth=1)
-    # A prompt after which the toy model says its stop token third.
-    tokens = next(p for s in range(500) if len(oracle(p := prompt(5, seed=s), 9, eos_ends=True)) == 3)
+    # A prompt after which the toy model stops by itself.
+    tokens = next(p for s in range(900) if len(oracle(p := prompt(5, seed=s), 9, eos_ends=True)) == said)
     request = rig.new(tokens, max_new=9, eos_ends=True)
+    while request.finish is Finish.RUNNING:
+        rig.plan()
+        rig.land(down_to=2)
     rig.run()
     assert request.finish is Finish.STOP
-    assert request.decodes > len(request.out) - 1  # there was a surplus forward
-    stored = [event for event in rig.events if isinstance(event, BlockStored)]
-    told = [token for event in stored for token in event.token_ids]
-    assert told == (tokens + request.out)[: len(told)]
-    assert len(told) <= len(tokens) + len(request.out)
+    assert request.decodes == said - 1 + 2  # two forwards were under way when the stop was known
+    told = [token for event in rig.events if isinstance(event, BlockStored) for token in event.token_ids]
+    whole = tokens + request.out
+    assert told == whole[: len(whole) // 2 * 2]
+
+
+def test_matched_blocks_are_neither_published_nor_granted_again() -> None:
+    rig = build(page_tokens=4, chunk_tokens=64)
+    rig.new(prompt(18), max_new=3)
+    rig.run()
+    rig.events.clear()
+    again = rig.new(prompt(18), max_new=3)
+    assert rig.round().grants[0].indices.tolist() == [0, 1, 2, 3, 4]
+    assert rig.round().grants == ()
+    assert rig.events == []
+    assert rig.scheduler.snapshot().references == dict.fromkeys(rig.blocks(again), 1)

@@ -174,6 +174,9 @@ def test_a_victim_with_a_forward_in_flight_keeps_its_pages_until_it_landed_and_n
     assert plan.preempted == ()
     held = rig.blocks(later)
     assert held
+    # A slow device: nothing has landed when the next plan is made.
+    assert rig.plan().preempted == ()
+    assert rig.blocks(later) == held
     rig.land(down_to=1)
     after = rig.plan()
     assert after.preempted == (later.row,)
