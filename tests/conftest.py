@@ -15,6 +15,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 for switch in ("TOKENSPEED_DATA_PLANE_SYNC_DEBUG", "TOKENSPEED_JIT_COMPILE_CHECK"):
     os.environ.setdefault(switch, "error")  # a stall or a late compilation fails the test that causes it (ER-8)
 
+# Compute threads that spin at barriers make a step ten times slower when anything else wants a core.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is first imported
 os.environ.setdefault("TOKENSPEED_CAPTURE_CHECK", "1")  # a mutable argument crossing to the device fails (DP-49)
 
 from contract_report import statements  # noqa: E402 - the path is set above

@@ -102,13 +102,14 @@ def differences(wanted: list[Prompt], link: RecordingLink) -> tuple[list[str], i
 
 
 @pytest.mark.model
+@pytest.mark.timeout(600)
 @pytest.mark.contract("DO-5", "SP-48")
 @pytest.mark.parametrize(("depth", "prefix", "chunk"), RUNS)
 def test_greedy_tokens_equal_the_reference(
     depth: int, prefix: bool, chunk: int, record_property: pytest.RecordProperty
 ) -> None:
     settings = Settings(
-        device=DeviceSettings(kv_pool_tokens=49_152),
+        device=DeviceSettings(kv_pool_tokens=20_480),
         scheduler=SchedulerSettings(max_num_seqs=32, max_batched_tokens=512, chunk_tokens=chunk, overlap=depth == 1),
         cache=CacheSettings(prefix=prefix),
     )
