@@ -73,7 +73,7 @@ def test_config_prints_the_schema_and_json() -> None:
         (("--no-enable-prefix-caching",), "cache.prefix", False),
         (("--enable-prefix-caching",), "cache.prefix", True),
         (("--disable-overlap-schedule",), "scheduler.overlap", False),
-        (("--no-async-scheduling",), "scheduler.overlap", False),
+        (("--no-async-scheduling",), "device.async_scheduling", False),
         (("--served-model-name", "123"), "model.served_name", "123"),
         (("--gpu-memory-utilization", "0.25"), "device.memory_fraction", 0.25),
         (("--set", "log.format=json"), "log.format", "json"),

@@ -261,10 +261,9 @@ def test_memory_that_does_not_suffice_is_refused_and_closes_what_was_opened() ->
     assert stream_threads() == []
 
 
-@pytest.mark.parametrize("backend", [kind for kind in Backend if kind is not Backend.CPU])
-def test_a_backend_that_was_not_built_is_refused_by_name(backend: Backend) -> None:
-    asked = attrs.evolve(SETTINGS, device=DeviceSettings(backend=backend))
-    with pytest.raises(NotSupported, match=f"device.backend: this build has no '{backend.value}' backend; it has: cpu"):
+def test_a_backend_that_was_not_built_is_refused_by_name() -> None:
+    asked = attrs.evolve(SETTINGS, device=DeviceSettings(backend=Backend.CUDA))
+    with pytest.raises(NotSupported, match=r"device.backend: this build has no 'cuda' backend; it has: cpu, simulated"):
         build_device_side(asked, checkpoint(), parts())
     assert set(OPENERS) == {Backend.CPU}
 

@@ -21,6 +21,7 @@ def test_the_deployment_kinds_are_there() -> None:
         "own-model",
         "priority",
         "quickstart",
+        "simulated",
         "small-memory",
         "throughput",
     ]

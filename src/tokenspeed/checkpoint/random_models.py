@@ -96,6 +96,33 @@ RANDOM_MODELS: Mapping[str, ModelConfig] = MappingProxyType(
             rope_theta=100000.0,
             max_positions=8192,
         ),
+        # The shapes of large models, for the simulated device, which loads no weights.
+        "llama-8b": attrs.evolve(
+            _TINY,
+            num_layers=32,
+            hidden_size=4096,
+            intermediate_size=14336,
+            num_heads=32,
+            num_kv_heads=8,
+            head_dim=128,
+            vocab_size=128256,
+            tie_embeddings=False,
+            rope_theta=500000.0,
+            max_positions=131072,
+        ),
+        "llama-32b": attrs.evolve(
+            _TINY,
+            num_layers=64,
+            hidden_size=5120,
+            intermediate_size=27648,
+            num_heads=40,
+            num_kv_heads=8,
+            head_dim=128,
+            vocab_size=152064,
+            tie_embeddings=False,
+            rope_theta=1e6,
+            max_positions=131072,
+        ),
     }
 )
 

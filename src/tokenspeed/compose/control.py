@@ -53,8 +53,8 @@ from tokenspeed.telemetry.meters import NullMeter
 
 
 def depth_of(settings: Settings) -> int:
-    """`in_flight_depth`: 1 with overlap, else 0 (DO-2; pipelines come with their ranks)."""
-    return 1 if settings.scheduler.overlap else 0
+    """`in_flight_depth`: 1 with overlap, else 0; two switches turn it off (DO-2; pipelines come with their ranks)."""
+    return 1 if settings.scheduler.overlap and settings.device.async_scheduling else 0
 
 
 def scheduler_config(settings: Settings, specs: DeviceSpecs, sink: KvEventSink) -> SchedulerConfig:

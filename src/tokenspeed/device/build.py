@@ -17,7 +17,9 @@ from tokenspeed.checkpoint.progress import NoProgress, Progress
 from tokenspeed.device.attention_build import AttentionBuild, HostCacheFacts, attention_build
 from tokenspeed.device.backends.base import Backend
 from tokenspeed.device.backends.cpu import open_cpu_backend
+from tokenspeed.device.backends.simulated_parts import simulated_parts, simulated_settings
 from tokenspeed.device.defaults import ModelFromWeights
+from tokenspeed.device.executors.ports import Logprobs
 from tokenspeed.device.executors.streams import StreamExecutor, stream_executor
 from tokenspeed.device.handle import StreamDeviceHandle
 from tokenspeed.device.machine import Machine, read_machine
@@ -91,16 +93,20 @@ def build_device_side(
         be loaded, or compute no numbers. NotSupported: the backend is not in this build.
     """
     given, watch = parts or DeviceParts(), progress or NoProgress()
+    if settings.device.backend is BackendKind.SIMULATED:
+        settings = simulated_settings(settings)
+        given = simulated_parts(settings, checkpoint, given)
     machine = given.machine or read_machine()
     model: ModelFactory = given.model or ModelFromWeights()
     with ExitStack() as opened:
-        backend = open_backend(settings.device, machine)
+        backend = open_backend(settings.device, machine, given.backend)
         opened.callback(backend.close)
         attention, memory = _load(settings, checkpoint, model, backend, machine, watch)
         specs = specs_of(settings, checkpoint, memory)
         make_sampler: SamplerFactory = given.sampler or batch_sampler
+        read_logprobs = given.logprobs or logprobs
         executor = on_stream(
-            backend.exec_stream, lambda: _executor(backend, attention, specs, make_sampler), "executor"
+            backend.exec_stream, lambda: _executor(backend, attention, specs, make_sampler, read_logprobs), "executor"
         )
         watch.step("warm-up", 0, 1)
         warm_up(executor, specs)
@@ -121,14 +127,14 @@ def build_device_side(
     )
 
 
-def open_backend(device: DeviceSettings, machine: Machine) -> Backend:
-    """The backend that the settings name, with the threads they or the machine allow.
+def open_backend(device: DeviceSettings, machine: Machine, given: Callable[[int], Backend] | None = None) -> Backend:
+    """The backend that was given or that the settings name, with the threads they or the machine allow.
 
     Raises: NotSupported: this build has no such backend.
     """
-    opener = OPENERS.get(device.backend)
+    opener = given or OPENERS.get(device.backend)
     if opener is None:
-        known = ", ".join(kind.value for kind in OPENERS)
+        known = ", ".join(kind.value for kind in (*OPENERS, BackendKind.SIMULATED))
         raise NotSupported(f"device.backend: this build has no {device.backend.value!r} backend; it has: {known}")
     threads = device.threads or machine.cpus
     log.info("compute: %d threads (%s)", threads, "device.threads" if device.threads else machine.cpu_source)
@@ -157,14 +163,18 @@ def _load(
 
 
 def _executor(
-    backend: Backend, attention: AttentionBuild, specs: DeviceSpecs, make_sampler: SamplerFactory
+    backend: Backend,
+    attention: AttentionBuild,
+    specs: DeviceSpecs,
+    make_sampler: SamplerFactory,
+    read_logprobs: Logprobs,
 ) -> StreamExecutor:
     return stream_executor(
         backend=backend,
         step=attention.step,
         pool=attention.pool,
         sampler=make_sampler(slots=specs.max_num_seqs, vocab_size=specs.vocab_size),
-        logprobs=logprobs,
+        logprobs=read_logprobs,
         max_num_seqs=specs.max_num_seqs,
         max_model_len=specs.max_model_len,
         num_pages=specs.num_pages,

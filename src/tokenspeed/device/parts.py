@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import attrs
@@ -9,7 +10,8 @@ import attrs
 from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.checkpoint.progress import Progress
-from tokenspeed.device.executors.ports import BlockPool
+from tokenspeed.device.backends.base import Backend
+from tokenspeed.device.executors.ports import BlockPool, Logprobs
 from tokenspeed.device.gc_hooks import AutomaticCollection, RoundCounter
 from tokenspeed.device.machine import Machine
 from tokenspeed.device.sampling.base import Sampler
@@ -66,11 +68,15 @@ class DeviceParts:
     """What to use in place of the build's own choice; None: the build's own.
 
     Attributes:
+        backend: opens the device with a number of compute threads.
+        logprobs: reads the log-probabilities from the model's logits.
         rounds: is told of forwarded rounds; a rank process of the launcher passes `GcHooks`.
         machine: limits to size by; None: those of this process.
     """
 
+    backend: Callable[[int], Backend] | None = None
     model: ModelFactory | None = None
     sampler: SamplerFactory | None = None
+    logprobs: Logprobs | None = None
     rounds: RoundCounter = attrs.field(factory=AutomaticCollection)
     machine: Machine | None = None

@@ -23,6 +23,7 @@ def specs_of(settings: Settings, checkpoint: Checkpoint, memory: MemoryPlan) -> 
     group = CacheGroupSpec(block_tokens=memory.page_tokens, layers=config.num_layers, bytes_per_block=memory.page_bytes)
     return DeviceSpecs(
         backend=settings.device.backend.value,
+        executor=settings.device.executor.value,
         model_name=settings.model.served_name or checkpoint.served_name,
         model_type=config.model_type,
         architectures=config.architectures,

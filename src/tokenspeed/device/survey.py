@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.config import ModelConfig
+from tokenspeed.device.backends.simulated_parts import simulated_machine, simulated_parts, simulated_settings
+from tokenspeed.device.backends.simulated_roofline import model_shape
 from tokenspeed.device.defaults import ModelFromWeights
 from tokenspeed.device.machine import read_machine
 from tokenspeed.device.memory import (
@@ -16,8 +18,8 @@ from tokenspeed.device.memory import (
     plan_memory,
     working_bytes,
 )
-from tokenspeed.device.parts import ModelFactory
-from tokenspeed.settings.model import Settings
+from tokenspeed.device.parts import DeviceParts, ModelFactory
+from tokenspeed.settings.model import Backend, Settings
 
 
 def memory_of(
@@ -40,6 +42,8 @@ def survey(settings: Settings, checkpoint: Checkpoint) -> tuple[str, ...]:
 
     The weights' size is an estimate from the configuration. Raises: SettingsError: it does not fit.
     """
+    if settings.device.backend is Backend.SIMULATED:
+        return _simulated(simulated_settings(settings), checkpoint)
     machine, model = read_machine(), ModelFromWeights()
     budget = memory_budget(settings.device, machine)
     expected = model.expected_bytes(checkpoint.config)
@@ -48,3 +52,12 @@ def survey(settings: Settings, checkpoint: Checkpoint) -> tuple[str, ...]:
     why = "device.threads" if settings.device.threads else machine.cpu_source
     backend = f"{settings.device.backend.value} backend, {threads} compute threads ({why})"
     return (backend, *memory_of(settings, checkpoint.config, model, budget, expected).lines())
+
+
+def _simulated(settings: Settings, checkpoint: Checkpoint) -> tuple[str, ...]:
+    parts = simulated_parts(settings, checkpoint, DeviceParts())
+    budget = memory_budget(settings.device, simulated_machine(settings))
+    weights = model_shape(checkpoint.config, settings.simulated).weight_bytes
+    model = parts.model or ModelFromWeights()
+    backend = f"simulated {settings.simulated.accelerator.value}: times from its data sheet, no weights"
+    return (backend, *memory_of(settings, checkpoint.config, model, budget, weights).lines())

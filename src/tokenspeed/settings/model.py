@@ -19,6 +19,23 @@ class Backend(enum.Enum):
     SIMULATED = "simulated"
 
 
+class Executor(enum.Enum):
+    """How forwards follow each other on the device."""
+
+    STREAMS = "streams"
+    FUTURES = "futures"
+
+
+class Accelerator(enum.Enum):
+    """A device whose data sheet the simulated backend knows."""
+
+    H200 = "h200"
+    H100 = "h100"
+    A100 = "a100"
+    L4 = "l4"
+    TRN2 = "trn2"
+
+
 class Dtype(enum.Enum):
     """Arithmetic of the forward."""
 
@@ -112,6 +129,17 @@ class DeviceSettings:
     """The device side of one rank."""
 
     backend: Backend = attrs.field(default=Backend.CPU, metadata={"help": "what runs the model"})
+    executor: Executor = attrs.field(
+        default=Executor.STREAMS,
+        metadata={
+            "help": "streams: next inputs wait in device buffers; futures: for runtimes without streams, the last"
+            " step's unresolved output is the next step's input"
+        },
+    )
+    async_scheduling: bool = attrs.field(
+        default=True,
+        metadata={"help": "false: in-flight depth 0, and the futures executor waits for every transfer"},
+    )
     threads: int | None = attrs.field(
         default=None,
         validator=v.optional(v.ge(1)),
@@ -148,6 +176,30 @@ class DeviceSettings:
             "help": "size of the KV pool in tokens; default: what the budget leaves, 4 GiB at most without memory_gib"
         },
     )
+
+
+@attrs.frozen(kw_only=True)
+class SimulatedSettings:
+    """The device of `device.backend: simulated`: times of a named accelerator, tokens from a hash, no weights."""
+
+    accelerator: Accelerator = attrs.field(
+        default=Accelerator.H100,
+        metadata={"help": "whose arithmetic, memory and bandwidth the times are computed from"},
+    )
+    parameters_b: float | None = attrs.field(
+        default=None,
+        validator=v.optional(v.gt(0.0)),
+        metadata={"help": "billions of parameters; default: those of the model's configuration"},
+    )
+    bytes_per_parameter: float = attrs.field(
+        default=2.0, validator=v.gt(0.0), metadata={"help": "size of a weight: 2 for half precision, 0.5 for 4 bits"}
+    )
+    step_ms: float | None = attrs.field(
+        default=None,
+        validator=v.optional(v.ge(0.0)),
+        metadata={"help": "time of every forward in ms, whatever it computes; default: from the accelerator"},
+    )
+    seed: int = attrs.field(default=0, validator=v.ge(0), metadata={"help": "another seed gives other tokens"})
 
 
 @attrs.frozen(kw_only=True)
@@ -293,6 +345,7 @@ class Settings:
 
     model: ModelSettings = attrs.field(factory=ModelSettings)
     device: DeviceSettings = attrs.field(factory=DeviceSettings)
+    simulated: SimulatedSettings = attrs.field(factory=SimulatedSettings)
     scheduler: SchedulerSettings = attrs.field(factory=SchedulerSettings)
     cache: CacheSettings = attrs.field(factory=CacheSettings)
     parallel: ParallelSettings = attrs.field(factory=ParallelSettings)

@@ -12,7 +12,7 @@ import attrs
 
 from tokenspeed.errors import SettingsError
 from tokenspeed.settings.keys import Path, dotted
-from tokenspeed.settings.model import Backend, Settings, Transport
+from tokenspeed.settings.model import Backend, Executor, Settings, SimulatedSettings, Transport
 
 
 @attrs.frozen(kw_only=True)
@@ -28,15 +28,24 @@ def _refuse(key: str, applies: Callable[[Settings], bool], reason: str) -> Refus
     return Refusal(path=tuple(key.split(".")), applies=applies, reason=reason)
 
 
+def _refuse_unless_simulated(name: str, default: object) -> Refusal:
+    return _refuse(
+        f"simulated.{name}",
+        lambda s: s.device.backend is not Backend.SIMULATED and getattr(s.simulated, name) != default,
+        "it describes the simulated device; set device.backend to simulated",
+    )
+
+
 REFUSALS: tuple[Refusal, ...] = (
     _refuse("parallel.tensor", lambda s: s.parallel.tensor > 1, "this build serves one rank; leave it at 1"),
     _refuse("parallel.pipeline", lambda s: s.parallel.pipeline > 1, "this build serves one rank; leave it at 1"),
     _refuse("parallel.data", lambda s: s.parallel.data > 1, "this build serves one rank; leave it at 1"),
     _refuse("device.backend", lambda s: s.device.backend is Backend.CUDA, "this build has no CUDA backend; use cpu"),
+    *(_refuse_unless_simulated(field.name, field.default) for field in attrs.fields(SimulatedSettings)),
     _refuse(
-        "device.backend",
-        lambda s: s.device.backend is Backend.SIMULATED,
-        "this build has no simulated backend; use cpu",
+        "device.executor",
+        lambda s: s.device.executor is Executor.FUTURES,
+        "this build has no futures executor; use streams",
     ),
     _refuse(
         "wire.transport",
