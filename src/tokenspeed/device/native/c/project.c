@@ -1,0 +1,34 @@
+/* Sharing out projections: by panels, and by blocks of rows so that a block's activations stay in a core's cache. */
+#include "step.h"
+
+enum { CACHE_BYTES = 256 * 1024 };
+
+static int64_t block_rows(const ts_linear *linear, int64_t rows) {
+    int64_t row_bytes = linear->in * (ts_is_quantized(linear->format) ? 3 : 4); /* with a group's 16 bytes, nearly */
+    int64_t fit = CACHE_BYTES / row_bytes / 12 * 12;                            /* whole tiles on every machine */
+    int64_t blocks = ts_round_up(rows, fit < 12 ? 12 : fit) / (fit < 12 ? 12 : fit);
+    return (rows + blocks - 1) / blocks;
+}
+
+void ts_project_parts(const ts_step *step, const ts_input *in, int64_t rows, const ts_part *parts, int num_parts,
+                      ts_team team) {
+    int64_t panels = 0;
+    for (int p = 0; p < num_parts; p++) panels += ts_panels(parts[p].linear->out);
+    int64_t block = block_rows(parts[0].linear, rows), blocks = ts_round_up(rows, block) / block;
+    ts_share mine = ts_share_of(blocks * panels, team);
+    for (int64_t b = mine.first / panels; b * panels < mine.last; b++) {
+        int64_t row = b * block, count = rows - row < block ? rows - row : block;
+        int64_t start = b * panels; /* number of the part's first panel in this block */
+        for (int p = 0; p < num_parts; p++) {
+            const ts_part *part = parts + p;
+            int64_t own = ts_panels(part->linear->out);
+            int64_t first = mine.first > start ? mine.first - start : 0;
+            int64_t last = mine.last - start < own ? mine.last - start : own;
+            if (first < last) {
+                step->kernels->project(part->linear, in, row, count, first, last, part->out, part->out_stride,
+                                       part->add);
+            }
+            start += own;
+        }
+    }
+}

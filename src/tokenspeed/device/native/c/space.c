@@ -1,0 +1,42 @@
+/* The scratch of a step: how much, and what is where. */
+#include "step.h"
+
+enum { ALIGNMENT = 64 };
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* The next piece of `bytes`; `at` is where in the memory. Without memory only `at` counts. */
+static void *carve(char *memory, int64_t *at, int64_t bytes) {
+    char *piece = memory ? memory + *at : 0;
+    *at = ts_round_up(*at + bytes, ALIGNMENT);
+    return piece;
+}
+
+ts_space ts_lay_out(const ts_model *model, int64_t tokens, int64_t context, int32_t threads, void *memory) {
+    int64_t q_dim = (int64_t)model->heads * model->head_dim, kv_dim = (int64_t)model->kv_heads * model->head_dim;
+    int64_t wide = larger(larger(model->hidden, q_dim), model->intermediate);
+    int64_t group = model->heads / model->kv_heads, at = 0;
+    int64_t stretches = ts_round_up(context, TS_ATTENTION_STRETCH) / TS_ATTENTION_STRETCH;
+    ts_space s = {0};
+    s.wide = ts_round_up(wide, TS_PANEL);
+    s.projected_wide = ts_round_up(larger(q_dim + 2 * kv_dim, 2 * (int64_t)model->intermediate), TS_PANEL);
+    s.q_stride = ts_round_up(wide, TS_GROUP);
+    s.group_stride = ts_groups(wide);
+    s.partial_floats = ts_partial_floats(group, model->head_dim);
+    s.attention_floats = ts_round_up(2 * s.partial_floats + ts_attention_scratch(group, model->head_dim), TS_PANEL);
+    s.partial_slots = (threads > 1 ? 4 * (int64_t)threads : 0) * stretches;
+    s.normed = carve(memory, &at, tokens * s.wide * (int64_t)sizeof(float));
+    s.projected = carve(memory, &at, tokens * s.projected_wide * (int64_t)sizeof(float));
+    s.turns = carve(memory, &at, tokens * model->head_dim * (int64_t)sizeof(float));
+    s.q = carve(memory, &at, tokens * s.q_stride * (int64_t)sizeof(int16_t));
+    s.groups = carve(memory, &at, tokens * s.group_stride * (int64_t)sizeof(ts_group));
+    s.tiles = carve(memory, &at, tokens * (int64_t)sizeof(ts_query_tile));
+    s.attention = carve(memory, &at, threads * s.attention_floats * (int64_t)sizeof(float));
+    s.partials = carve(memory, &at, s.partial_slots * s.partial_floats * (int64_t)sizeof(float));
+    s.bytes = at;
+    return s;
+}
+
+int64_t ts_workspace_bytes(const ts_model *model, int64_t tokens, int64_t context, int32_t threads) {
+    return ts_lay_out(model, tokens, context, threads, 0).bytes;
+}

@@ -1,0 +1,88 @@
+"""The native forward as a replaceable part, and the choice between it and torch."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import attrs
+import torch
+
+from tokenspeed.checkpoint.checkpoint import Checkpoint
+from tokenspeed.checkpoint.config import ModelConfig
+from tokenspeed.checkpoint.progress import Progress
+from tokenspeed.device.defaults import ModelFromWeights
+from tokenspeed.device.native.bind import NativeModelBound, bind_native, native_kv_bytes_per_page
+from tokenspeed.device.native.library import NativeLibrary, native_library
+from tokenspeed.device.native.weights import NativeWeights, load_native
+from tokenspeed.device.parts import LoadedWeights, ModelFactory
+from tokenspeed.device.weights.shapes import tensor_shapes
+from tokenspeed.errors import InvariantBroken, NotSupported, SettingsError
+from tokenspeed.settings.model import DeviceSettings, Forward, WeightsMode
+
+log = logging.getLogger(__name__)
+
+_BYTES_EACH = {WeightsMode.EXACT: 4.0, WeightsMode.FP16: 2.0, WeightsMode.INT8G32: 34 / 32}
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class NativeModel:
+    """`device.parts.ModelFactory` over the C library.
+
+    Attributes:
+        mode: not AUTO.
+        threads: None: as many as torch uses on the thread that binds.
+        kv_dtype: of the KV pool, float32 or float16.
+    """
+
+    library: NativeLibrary
+    mode: WeightsMode
+    threads: int | None = None
+    kv_dtype: torch.dtype = torch.float32
+
+    def expected_bytes(self, config: ModelConfig) -> int:
+        numbers = sum(math.prod(shape) for shape in tensor_shapes(config).values())
+        return int(numbers * _BYTES_EACH.get(self.mode, 0.0))
+
+    def bytes_per_page(self, config: ModelConfig, page_tokens: int) -> int:
+        return native_kv_bytes_per_page(config, page_tokens, self.kv_dtype)
+
+    def load(self, checkpoint: Checkpoint, progress: Progress) -> NativeWeights:
+        return load_native(self.library, checkpoint, self.mode, progress)
+
+    def bind(self, weights: LoadedWeights, *, num_pages: int, page_tokens: int) -> NativeModelBound:
+        if not isinstance(weights, NativeWeights):
+            raise InvariantBroken("weights of another factory", kind=type(weights).__name__)
+        return bind_native(
+            self.library,
+            weights,
+            num_pages=num_pages,
+            page_tokens=page_tokens,
+            threads=self.threads or torch.get_num_threads(),
+            kv_dtype=self.kv_dtype,
+        )
+
+
+def cpu_model_factory(device: DeviceSettings) -> ModelFactory:
+    """What `device.forward` and `device.weights` ask for. May compile the library, which takes seconds.
+
+    Raises: SettingsError: torch has no such weights. NotSupported: the native forward is asked for
+        and cannot be had; the text says why.
+    """
+    torch_weights = device.weights in (WeightsMode.AUTO, WeightsMode.EXACT)
+    if device.forward is Forward.TORCH:
+        if not torch_weights:
+            raise SettingsError(
+                f"device.weights: {device.weights.value} is for device.forward native; with torch they are exact"
+            )
+        return ModelFromWeights()
+    try:
+        library = native_library()
+    except NotSupported as reason:
+        if device.forward is Forward.NATIVE or not torch_weights:
+            raise
+        log.warning("%s; torch computes: a token's last bits may depend on the batch it is in", reason)
+        return ModelFromWeights()
+    mode = WeightsMode.EXACT if device.weights is WeightsMode.AUTO else device.weights
+    log.info("native forward: %s, weights %s", library.instruction_set, mode.value)
+    return NativeModel(library=library, mode=mode)
