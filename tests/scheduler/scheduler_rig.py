@@ -314,6 +314,10 @@ class Rig:
         in_use = set().union(*(blocks for _, _, blocks in self.queue)) if self.queue else set()
         shared = {block for block, count in snapshot.references.items() if count > 1} | set(snapshot.index.values())
         assert granted & in_use <= shared
+        if plan.seated:
+            # Whoever was admitted left a spare block for each of the others.
+            spare = len(snapshot.empty) + len(snapshot.idle) - snapshot.promised
+            assert spare >= len(snapshot.tables) - 1
 
     def _commit(self, batch: ForwardBatch, tokens: list[int]) -> ForwardLanded:
         finished = []

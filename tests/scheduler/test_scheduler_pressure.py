@@ -188,6 +188,27 @@ def test_a_victim_with_a_forward_in_flight_keeps_its_pages_until_it_landed_and_n
     rig.check_idle()
 
 
+def test_a_decode_without_a_page_waits_for_the_victims_forward_and_then_goes_on() -> None:
+    rig = build(num_pages=12, page_tokens=4, max_num_seqs=2, chunk_tokens=64, overlap_schedule_depth=1)
+    elder, later = rig.new(prompt(8), max_new=24), rig.new(prompt(10, seed=1), max_new=20)
+    while not yielding(rig):
+        rig.land(down_to=1)
+        rig.plan()
+    scheduled = int(rig.table.schedule.scheduled[elder.row])
+    assert scheduled == 4 * len(rig.blocks(elder))  # the reserved room is used up
+    assert rig.plan().batch is None  # nothing landed, so there is no page for the next token
+    assert yielding(rig) == [later.row]
+    rig.land()
+    plan = rig.plan()
+    assert plan.preempted == (later.row,)
+    assert plan.batch is not None
+    assert (plan.batch.rows.tolist(), plan.batch.starts.tolist()) == ([elder.row], [scheduled])
+    rig.land()
+    rig.run()
+    rig.check_tokens()
+    rig.check_idle()
+
+
 def test_a_victim_that_ends_while_it_yields_is_not_retracted() -> None:
     rig = build(num_pages=12, page_tokens=4, max_num_seqs=2, chunk_tokens=64, overlap_schedule_depth=1)
     rig.new(prompt(8), max_new=24)

@@ -129,15 +129,18 @@ def test_the_queue_stays_small_when_keys_change_and_requests_leave() -> None:
 def test_a_row_that_is_used_again_does_not_inherit_a_place() -> None:
     table = request_table(slots=1, max_len=8)
     queue = WaitingQueue(table=table, policy=Fcfs())
-    first = table.add(rid="a", tokens=int32([1]), max_new=1, sampling=Sampling())
+    first, second = (
+        table.add(rid=rid, tokens=int32([1]), max_new=1, sampling=Sampling()) for rid in ("first", "second")
+    )
     queue.add(first, round_id=0)
+    queue.add(second, round_id=0)
     queue.remove(first)
     table.free(first)
-    other = table.add(rid="b", tokens=int32([1]), max_new=1, sampling=Sampling())
-    again = table.add(rid="c", tokens=int32([1]), max_new=1, sampling=Sampling())
-    assert other == first
-    queue.add(again, round_id=1)
-    queue.add(other, round_id=1)
-    assert queue.head() == other  # admission number decides, not the order of adding
-    queue.remove(other)
-    assert queue.head() == again
+    third = table.add(rid="third", tokens=int32([1]), max_new=1, sampling=Sampling())
+    assert third == first
+    queue.add(third, round_id=1)
+    assert queue.head() == second
+    queue.refresh(round_id=2)
+    assert sorted(row for row, _ in queue.state.turns) == sorted([second, third])
+    queue.remove(second)
+    assert queue.head() == third
