@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from types import MappingProxyType
 
 import attrs
@@ -18,10 +19,10 @@ from tokenspeed.device.attention_build import AttentionBuild, HostCacheFacts, at
 from tokenspeed.device.backends.base import Backend
 from tokenspeed.device.backends.cpu import open_cpu_backend
 from tokenspeed.device.backends.simulated_parts import simulated_parts, simulated_settings
-from tokenspeed.device.defaults import ModelFromWeights
-from tokenspeed.device.executors.ports import Logprobs
-from tokenspeed.device.executors.streams import StreamExecutor, stream_executor
-from tokenspeed.device.handle import StreamDeviceHandle
+from tokenspeed.device.executors.futures.executor import futures_executor
+from tokenspeed.device.executors.futures.model_input import powers_of_two
+from tokenspeed.device.executors.streams import stream_executor
+from tokenspeed.device.handle import Executor, StreamDeviceHandle
 from tokenspeed.device.machine import Machine, read_machine
 from tokenspeed.device.memory import (
     MemoryPlan,
@@ -29,6 +30,7 @@ from tokenspeed.device.memory import (
     longest_wanted,
     memory_budget,
 )
+from tokenspeed.device.native.model import cpu_model_factory
 from tokenspeed.device.on_stream import on_stream
 from tokenspeed.device.parts import DeviceParts, ModelFactory, SamplerFactory
 from tokenspeed.device.profile import TraceProfiler
@@ -42,6 +44,7 @@ from tokenspeed.plane.ports import DeviceHandle
 from tokenspeed.plane.specs import DeviceSpecs
 from tokenspeed.settings.model import Backend as BackendKind
 from tokenspeed.settings.model import DeviceSettings, Settings
+from tokenspeed.settings.model import Executor as ExecutorKind
 
 log = logging.getLogger(__name__)
 
@@ -97,17 +100,16 @@ def build_device_side(
         settings = simulated_settings(settings)
         given = simulated_parts(settings, checkpoint, given)
     machine = given.machine or read_machine()
-    model: ModelFactory = given.model or ModelFromWeights()
+    model: ModelFactory = given.model or cpu_model_factory(settings.device)
     with ExitStack() as opened:
         backend = open_backend(settings.device, machine, given.backend)
         opened.callback(backend.close)
         attention, memory = _load(settings, checkpoint, model, backend, machine, watch)
         specs = specs_of(settings, checkpoint, memory)
-        make_sampler: SamplerFactory = given.sampler or batch_sampler
-        read_logprobs = given.logprobs or logprobs
         executor = on_stream(
-            backend.exec_stream, lambda: _executor(backend, attention, specs, make_sampler, read_logprobs), "executor"
+            backend.exec_stream, lambda: _executor(settings.device, backend, attention, specs, given), "executor"
         )
+        opened.callback(executor.close)
         watch.step("warm-up", 0, 1)
         warm_up(executor, specs)
         watch.step("warm-up", 1, 1)
@@ -163,18 +165,21 @@ def _load(
 
 
 def _executor(
-    backend: Backend,
-    attention: AttentionBuild,
-    specs: DeviceSpecs,
-    make_sampler: SamplerFactory,
-    read_logprobs: Logprobs,
-) -> StreamExecutor:
-    return stream_executor(
+    device: DeviceSettings, backend: Backend, attention: AttentionBuild, specs: DeviceSpecs, given: DeviceParts
+) -> Executor:
+    """Raises: SettingsError: the sampler does not go with the executor."""
+    make_sampler: SamplerFactory = given.sampler or batch_sampler
+    make: Callable[..., Executor] = stream_executor
+    if device.executor is ExecutorKind.FUTURES:
+        # A device that compiles a program for each shape gets few shapes; the CPU takes any.
+        buckets = powers_of_two(specs.max_num_seqs) if device.backend is BackendKind.SIMULATED else ()
+        make = partial(futures_executor, asynchronous=device.async_scheduling, buckets=buckets)
+    return make(
         backend=backend,
         step=attention.step,
         pool=attention.pool,
         sampler=make_sampler(slots=specs.max_num_seqs, vocab_size=specs.vocab_size),
-        logprobs=read_logprobs,
+        logprobs=given.logprobs or logprobs,
         max_num_seqs=specs.max_num_seqs,
         max_model_len=specs.max_model_len,
         num_pages=specs.num_pages,
