@@ -18,7 +18,6 @@ from tokenspeed.settings.refusals import REFUSALS, refuse
         ("parallel:\n\n  pipeline: 4\n", "s.yaml:3: parallel.pipeline: this build serves one rank"),
         ("parallel: {data: 8}\n", "s.yaml:1: parallel.data: this build serves one rank"),
         ("device: {backend: cuda}\n", "s.yaml:1: device.backend: this build has no CUDA backend"),
-        ("device: {executor: futures}\n", "s.yaml:1: device.executor: this build has no futures executor"),
         ("simulated: {seed: 3}\n", "s.yaml:1: simulated.seed: it describes the simulated device"),
         ("wire: {transport: memory}\n", "s.yaml:1: wire.transport: the processes of a deployment speak zmq"),
     ],

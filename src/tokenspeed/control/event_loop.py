@@ -255,6 +255,8 @@ class EventLoop:
                 decode_tokens=int((flight.batch.counts == 1).sum()),
                 jit_compiles=result.jit_compiles,
                 jit_seconds=result.jit_seconds,
+                async_steps=result.async_steps,
+                sync_fallback_steps=result.sync_fallback_steps,
             )
             count += 1
         return count

@@ -123,10 +123,14 @@ class Executor(Protocol):
 
     def idle_forward(self) -> None: ...
 
+    def close(self) -> None:
+        """Join the executor's own threads; the device is closed already, so that nothing is pending."""
+        ...
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class StreamDeviceHandle:
-    """`plane.ports.DeviceHandle` over an executor of streams; called from ``ts-forward`` only."""
+    """`plane.ports.DeviceHandle` over an executor; called from ``ts-forward`` only."""
 
     backend: Backend
     executor: Executor
@@ -181,5 +185,6 @@ class StreamDeviceHandle:
         The pools go with the last reference to this handle.
         """
         with ExitStack() as closing:
+            closing.callback(self.executor.close)
             closing.callback(self.backend.close)
             self.profiler.stop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenspeed.device.executors.streams import StreamExecutor
+from tokenspeed.device.handle import Executor
 from tokenspeed.device.step import AllReady
 from tokenspeed.errors import ModelError
 from tokenspeed.plane.plan import FROM_DEVICE, BlockGrants, Dispatch, ForwardBatch, Sampling, Seat, int32
@@ -12,7 +12,7 @@ PROMPT_TOKENS = 32
 ROW, SLOT = 0, 0
 
 
-def warm_up(executor: StreamExecutor, specs: DeviceSpecs) -> None:
+def warm_up(executor: Executor, specs: DeviceSpecs) -> None:
     """A short prompt and one decode step, waited for; then the slot and its blocks are clean again.
 
     Start-up only: it waits for the device.

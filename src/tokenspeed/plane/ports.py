@@ -377,7 +377,15 @@ class Meter(Protocol):
 
     def round(self, *, sizes: Sizes, load: LoadReport, tokens: int, prompt_tokens: int) -> None: ...
 
-    def committed(self, *, decode_tokens: int, jit_compiles: int, jit_seconds: float) -> None: ...
+    def committed(
+        self,
+        *,
+        decode_tokens: int,
+        jit_compiles: int,
+        jit_seconds: float,
+        async_steps: int = 0,
+        sync_fallback_steps: int = 0,
+    ) -> None: ...
 
     def queued(self, seconds: float) -> None: ...
 

@@ -34,6 +34,8 @@ class ForwardResult:
         grammar_ends: batch indices whose grammar accepts nothing more.
         jit_compiles, jit_seconds: kernel compilations during this forward.
         device_s: seconds the device worked on it.
+        async_steps, sync_fallback_steps: 1 where the futures executor fed it with a future of the step
+            before, or could not; both 0 otherwise.
     """
 
     tokens: list[int]
@@ -46,6 +48,8 @@ class ForwardResult:
     jit_compiles: int = 0
     jit_seconds: float = 0.0
     device_s: float = 0.0
+    async_steps: int = 0
+    sync_fallback_steps: int = 0
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -12,7 +12,7 @@ import attrs
 
 from tokenspeed.errors import SettingsError
 from tokenspeed.settings.keys import Path, dotted
-from tokenspeed.settings.model import Backend, Executor, Settings, SimulatedSettings, Transport
+from tokenspeed.settings.model import Backend, Settings, SimulatedSettings, Transport
 
 
 @attrs.frozen(kw_only=True)
@@ -42,11 +42,6 @@ REFUSALS: tuple[Refusal, ...] = (
     _refuse("parallel.data", lambda s: s.parallel.data > 1, "this build serves one rank; leave it at 1"),
     _refuse("device.backend", lambda s: s.device.backend is Backend.CUDA, "this build has no CUDA backend; use cpu"),
     *(_refuse_unless_simulated(field.name, field.default) for field in attrs.fields(SimulatedSettings)),
-    _refuse(
-        "device.executor",
-        lambda s: s.device.executor is Executor.FUTURES,
-        "this build has no futures executor; use streams",
-    ),
     _refuse(
         "wire.transport",
         lambda s: s.wire.transport is Transport.MEMORY,

@@ -25,7 +25,15 @@ class NullMeter:
     def round(self, *, sizes: Sizes, load: LoadReport, tokens: int, prompt_tokens: int) -> None:
         pass
 
-    def committed(self, *, decode_tokens: int, jit_compiles: int, jit_seconds: float) -> None:
+    def committed(
+        self,
+        *,
+        decode_tokens: int,
+        jit_compiles: int,
+        jit_seconds: float,
+        async_steps: int = 0,
+        sync_fallback_steps: int = 0,
+    ) -> None:
         pass
 
     def queued(self, seconds: float) -> None:
@@ -46,6 +54,8 @@ class PrometheusMeter:
     preemptions: Counter
     jit_compiles: Counter
     jit_seconds: Counter
+    async_steps: Counter
+    sync_fallback_steps: Counter
 
     def round(self, *, sizes: Sizes, load: LoadReport, tokens: int, prompt_tokens: int) -> None:
         """Record one round; a round without a forward has no tokens and is no iteration."""
@@ -55,12 +65,24 @@ class PrometheusMeter:
         if prompt_tokens:
             self.prompt_tokens.inc(prompt_tokens)
 
-    def committed(self, *, decode_tokens: int, jit_compiles: int, jit_seconds: float) -> None:
+    def committed(
+        self,
+        *,
+        decode_tokens: int,
+        jit_compiles: int,
+        jit_seconds: float,
+        async_steps: int = 0,
+        sync_fallback_steps: int = 0,
+    ) -> None:
         if decode_tokens:
             self.decode_tokens.inc(decode_tokens)
         if jit_compiles:
             self.jit_compiles.inc(jit_compiles)
             self.jit_seconds.inc(jit_seconds)
+        if async_steps:
+            self.async_steps.inc(async_steps)
+        if sync_fallback_steps:
+            self.sync_fallback_steps.inc(sync_fallback_steps)
 
     def queued(self, seconds: float) -> None:
         self.queue_time.observe(seconds)
@@ -79,6 +101,8 @@ def prometheus_meter(registry: MetricRegistry) -> PrometheusMeter:
         preemptions=registry.counter("num_preemptions_total"),
         jit_compiles=registry.counter("jit_serving_compiles_total"),
         jit_seconds=registry.counter("jit_serving_compile_seconds_total"),
+        async_steps=registry.counter("async_steps_total"),
+        sync_fallback_steps=registry.counter("sync_fallback_steps_total"),
     )
 
 

@@ -116,4 +116,6 @@ METRICS: tuple[MetricSpec, ...] = (
     _counter("decode_tokens_total", _E, "Tokens committed by decode forwards."),
     _counter("jit_serving_compiles_total", _E, "Kernel compilations while serving."),
     _counter("jit_serving_compile_seconds_total", _E, "Seconds spent in them."),
+    _counter("async_steps_total", _E, "Forwards fed with the future of the forward before."),
+    _counter("sync_fallback_steps_total", _E, "Forwards of the futures executor fed by the host."),
 )

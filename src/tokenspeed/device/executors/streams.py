@@ -87,6 +87,9 @@ class StreamExecutor:
     def idle_forward(self) -> None:
         """A group of one rank has no peers to join."""
 
+    def close(self) -> None:
+        """It has no thread of its own."""
+
     def _submit(self, job: Job, label: str) -> DeviceEvent:
         def without_gradients() -> None:
             with torch.inference_mode():

@@ -1,0 +1,128 @@
+"""The two jobs of a step: the model's forward, and sampling on the device."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+from tokenspeed.device.executors.futures.model_input import InputIds, ModelInput
+from tokenspeed.device.executors.futures.runtime import DeviceFuture, FuturesRuntime
+from tokenspeed.device.executors.landing import LogprobCopies, Outputs
+from tokenspeed.device.executors.ports import Logprobs
+from tokenspeed.device.executors.prepare import Prepared, PromptRows
+from tokenspeed.device.executors.streams import LOGPROB_ROWS
+from tokenspeed.device.sampling.base import Sampler
+from tokenspeed.device.step import ForwardStep, LayersReady, RaggedRows
+
+
+@attrs.define(eq=False)
+class Logits:
+    """Writer: the forward's job. A job's output of a shape that only the model knows."""
+
+    values: torch.Tensor | None = None
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Executed:
+    """``execute_model_state``: a forward that was launched and not yet sampled.
+
+    Attributes:
+        forward: resolved with the logits; itself nothing but their end.
+    """
+
+    inputs: ModelInput
+    forward: DeviceFuture
+    logits: Logits
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class DeviceStep:
+    """Launches jobs; the jobs run on the device's thread."""
+
+    runtime: FuturesRuntime
+    step: ForwardStep
+    sampler: Sampler
+    logprobs: Logprobs
+
+    def forward(self, inputs: ModelInput, ready: LayersReady, *, blocking: bool) -> Executed:
+        """Launch the model over `inputs`; its `input_ids` may be a future that nobody has seen yet."""
+        logits = Logits()
+
+        def job() -> torch.Tensor:
+            logits.values = self._run(inputs.prepared, inputs.input_ids, ready)
+            return torch.empty(0, dtype=torch.int64)  # all it hands on is that it ended
+
+        given = inputs.input_ids
+        log = self.runtime.log
+        if not isinstance(given, DeviceFuture):
+            log.moved("input_ids", blocking=blocking)
+        log.moved("metadata", blocking=blocking)
+        forward = self.runtime.launch(
+            job,
+            inputs=(given,) if isinstance(given, DeviceFuture) else (),
+            shape=(0,),
+            dtype=torch.int64,
+            label="forward",
+        )
+        if blocking:
+            forward.wait("model output")
+        return Executed(inputs=inputs, forward=forward, logits=logits)
+
+    def sample(self, executed: Executed, outputs: Outputs) -> DeviceFuture:
+        """Launch sampling; the future is int64 ``[rows sampled]``, padded with zeros where the batch is."""
+        inputs = executed.inputs
+        size = inputs.num_tokens if inputs.is_decode else len(inputs.prepared.sampled)
+
+        def job() -> torch.Tensor:
+            logits = executed.logits.values
+            executed.logits.values = None  # the future outlives the step, the logits need not
+            return self._sample(inputs.prepared, logits, outputs, size)
+
+        return self.runtime.launch(
+            job, inputs=(executed.forward,), shape=(size,), dtype=torch.int64, label="sample", to_host=True
+        )
+
+    # ---- inside jobs --------------------------------------------------------------------------
+
+    def _run(self, prepared: Prepared, input_ids: InputIds, ready: LayersReady) -> torch.Tensor:
+        to_device = self.runtime.backend.to_device
+        rows = RaggedRows(
+            token_ids=input_ids.unwrap() if isinstance(input_ids, DeviceFuture) else to_device(input_ids),
+            positions=to_device(prepared.positions),
+            offsets=to_device(prepared.offsets),
+            contexts=to_device(prepared.contexts),
+            block_tables=to_device(prepared.tables),
+            logit_tokens=to_device(prepared.logit_tokens),
+        )
+        return self.step.run(rows, layers=range(self.step.num_layers), ready=ready)
+
+    def _sample(self, prepared: Prepared, logits: torch.Tensor | None, outputs: Outputs, size: int) -> torch.Tensor:
+        padded, count, backend = torch.zeros(size, dtype=torch.int64), len(prepared.sampled), self.runtime.backend
+        if logits is None:
+            return padded
+        if count:
+            own = logits[:count]
+            sampled = self.sampler.sample(own, slots=prepared.sampled_slots, positions=prepared.sampled_positions)
+            # The row of a NaN may be in the next forward already: its input must be a token of the vocabulary.
+            tokens = sampled.tokens.masked_fill(sampled.nan, 0)
+            padded[:count].copy_(tokens)
+            outputs.tokens, outputs.nan = backend.to_host(tokens), backend.to_host(sampled.nan)
+            if prepared.logprobs is not None:
+                among = backend.to_device(prepared.logprobs.among)
+                chosen = own.index_select(0, among), tokens.index_select(0, among)
+                outputs.logprobs = self._copies(*chosen, prepared.logprobs.top)
+        if prepared.prompt is not None:
+            outputs.prompt = self._prompt(prepared.prompt, logits[count:])
+        return padded
+
+    def _prompt(self, prompt: PromptRows, logits: torch.Tensor) -> tuple[LogprobCopies, ...]:
+        targets = self.runtime.backend.to_device(prompt.targets)
+        slices = range(0, len(targets), LOGPROB_ROWS)
+        return tuple(
+            self._copies(logits[at : at + LOGPROB_ROWS], targets[at : at + LOGPROB_ROWS], prompt.top) for at in slices
+        )
+
+    def _copies(self, logits: torch.Tensor, tokens: torch.Tensor, top: int) -> LogprobCopies:
+        values, top_ids, top_values = self.logprobs(logits, tokens, top)
+        to_host = self.runtime.backend.to_host
+        return LogprobCopies(values=to_host(values), top_ids=to_host(top_ids), top_values=to_host(top_values))
