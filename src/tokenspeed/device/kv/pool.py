@@ -12,6 +12,7 @@ with it, so a padded read finds numbers, and a masked weight of 0 times them is 
 from __future__ import annotations
 
 import attrs
+import numpy as np
 import torch
 
 from tokenspeed.checkpoint.config import ModelConfig
@@ -102,4 +103,6 @@ def kv_pool(config: ModelConfig, *, num_pages: int, page_tokens: int, kernels: K
         raise InvariantBroken("a KV pool without a usable page", num_pages=num_pages, page_tokens=page_tokens)
     shape = (num_pages, config.num_layers, 2, config.num_kv_heads, page_tokens, config.head_dim)
     with torch.inference_mode(mode=False):  # an ordinary tensor, which streams may write in any mode
-        return KvPool(pages=torch.zeros(shape, dtype=torch.float32), kernels=kernels)
+        # Zeros that the kernel maps when a page is first used: the pool costs memory as it fills, and no
+        # start-up time. `torch.zeros` would write all of it.
+        return KvPool(pages=torch.from_numpy(np.zeros(shape, dtype=np.float32)), kernels=kernels)
