@@ -310,7 +310,8 @@ def _greeting(settings: Settings, resolved: ResolvedModel, ready: dict[str, Read
         return "\n".join(lines) + "\n"
     reach = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     key = " -H 'authorization: Bearer YOUR_KEY'" if settings.server.api_key else ""
-    body = shlex.quote(f'{{"model": "{resolved.served_name}", "prompt": "The capital of France is", "max_tokens": 16}}')
+    asked = f'"model": "{resolved.served_name}", "prompt": "The capital of France is"'
+    body = shlex.quote(f'{{{asked}, "max_tokens": 16, "temperature": 0}}')
     lines.append(f"serving {resolved.served_name} at {url}")
     lines.append(f"try: curl {reach}/v1/completions -H 'content-type: application/json'{key} -d {body}")
     return "\n".join(lines) + "\n"
