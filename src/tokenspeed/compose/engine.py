@@ -7,9 +7,11 @@ of the build fails.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
 from typing import TypeAlias, cast
 
 import attrs
@@ -26,6 +28,7 @@ from tokenspeed.compose.typed import given, one, ref
 from tokenspeed.control.event_loop import EventLoop
 from tokenspeed.control.wakeup import ThreadWakeup
 from tokenspeed.device.build import DeviceBuild, build_device_side
+from tokenspeed.device.control_guard import control_plane_guard
 from tokenspeed.device.data_plane import open_data_plane
 from tokenspeed.device.gc_hooks import AutomaticCollection, GcHooks
 from tokenspeed.device.guards import EnterServing
@@ -36,12 +39,17 @@ from tokenspeed.errors import SettingsError
 from tokenspeed.plane.messages import EngineInfo
 from tokenspeed.plane.ports import FrontendLink, Wakeup
 from tokenspeed.plane.specs import DeviceSpecs
-from tokenspeed.settings.model import KvEventSettings, Settings
+from tokenspeed.settings.model import Backend, KvEventSettings, Settings
 from tokenspeed.settings.refusals import refuse
 from tokenspeed.wire.kv_events import EventFormat, KvEventPublisher, open_publisher
 
 Connect: TypeAlias = Callable[[EngineInfo, Wakeup], FrontendLink]
 """Makes the engine's end of the frontend wire; called once, when the device side is complete."""
+
+DEVICE_TYPES: Mapping[Backend, str] = MappingProxyType(
+    {Backend.CPU: "cpu", Backend.SIMULATED: "cpu", Backend.CUDA: "cuda"}
+)
+"""Where the tensors of a backend live, in torch's words."""
 
 SWITCH_INTERVAL_S = 0.0005
 """How long the forward thread's Python may keep the interpreter from a round, in a process of ours."""
@@ -67,6 +75,7 @@ class RankEngine:
     info: EngineInfo
     loop: EventLoop
     serving: EnterServing
+    device_type: str
 
     def enter_serving(self) -> None:
         """Start-up and handshake are over (SS-11). Only for a process of the launcher: it is process-wide."""
@@ -74,8 +83,12 @@ class RankEngine:
         self.serving.enter()
 
     def run(self) -> None:
-        """Rounds until `stop`, or until the frontend is gone; raises what broke an invariant."""
-        self.loop.run()
+        """Rounds until `stop`, or until the frontend is gone; raises what broke an invariant.
+
+        The calling thread may touch no tensor of the device meanwhile (DP-19).
+        """
+        with control_plane_guard(os.environ, device_type=self.device_type):
+            self.loop.run()
 
     def stop(self) -> None:
         self.loop.request_stop()
@@ -133,7 +146,13 @@ def rank_engine(
             frontend=link,
             **{**control, "wakeup": wakeup},
         )
-        yield RankEngine(specs=specs, info=info, loop=box.loop(), serving=EnterServing(jit=jit))
+        yield RankEngine(
+            specs=specs,
+            info=info,
+            loop=box.loop(),
+            serving=EnterServing(jit=jit),
+            device_type=DEVICE_TYPES[settings.device.backend],
+        )
 
 
 def kv_event_sink(events: KvEventSettings, *, rank: int) -> KvEventPublisher:
