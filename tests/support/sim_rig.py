@@ -50,6 +50,11 @@ class HandDevice:
         self.clock.at_s = self.log.origin_s + since_origin_s
         self.backend.timer.timeline.fire()
 
+    def advance_to_end(self) -> None:
+        """Let the device run through all that is queued."""
+        ends = [end for _, _, _, end in self.log.jobs]
+        self.advance_to(max([*ends, self.clock.at_s - self.log.origin_s]))
+
     def advance(self, seconds: float) -> None:
         self.advance_to(self.clock.at_s - self.log.origin_s + seconds)
 

@@ -64,7 +64,8 @@ class RequestState:
     Attributes:
         req_id: its name in this worker; another one after each seating.
         slot: GONE while it has none.
-        output_token_ids: sampled and materialised, in order.
+        output_token_ids: sampled and materialised, in order; UNKNOWN for steps that were not, which
+            on ranks other than the output rank is most of them.
         computed: tokens whose KV is there once the forwards queued so far have run.
     """
 
@@ -191,13 +192,15 @@ class InputBatch:
                 self._add(seat)
 
     def update_with_samples(self, sampled: Sampled, tokens: list[int]) -> None:
-        """Materialised samples reach ``token_ids_cpu`` and ``output_token_ids``; from either thread."""
+        """Materialised samples reach ``token_ids_cpu`` and ``output_token_ids``; from either thread.
+
+        In any order: a break materialises the latest output, maybe ahead of the output thread.
+        """
         with self.state.lock:
             for request, position, token in zip(sampled.requests, sampled.positions.tolist(), tokens, strict=True):
-                at = position - request.prompt_len
-                if at > len(request.output_token_ids):
-                    raise InvariantBroken("a sampled token whose predecessor is missing", request=request.req_id)
-                request.output_token_ids[at:] = [token]
+                ids, at = request.output_token_ids, position - request.prompt_len
+                ids.extend([UNKNOWN] * (at + 1 - len(ids)))
+                ids[at] = token
             here = [i for i, request in enumerate(sampled.requests) if request.slot != GONE]
             if here:
                 slots = np.array([sampled.requests[i].slot for i in here], dtype=np.int64)
@@ -232,9 +235,10 @@ class InputBatch:
             request.req_id, request.slot = _name(seat, request.seatings), seat.slot
         state.requests[seat.row], state.seated[seat.slot] = request, request
         state.tokens.clear(seat.slot)
-        known = np.array(request.output_token_ids, dtype=np.int64)
-        positions = request.prompt_len + np.arange(len(known))
-        state.tokens.put(np.full(len(known), seat.slot, dtype=np.int64), positions, known)
+        output = np.array(request.output_token_ids, dtype=np.int64)
+        known = np.flatnonzero(output != UNKNOWN)
+        slots = np.full(len(known), seat.slot, dtype=np.int64)
+        state.tokens.put(slots, request.prompt_len + known, output[known])
 
     def _forget(self, row: int) -> None:
         request = self.state.requests.pop(row, None)
