@@ -44,15 +44,16 @@ class Pressure:
                 self._give_way(row, draft)
 
     def relieve(self, short: Int32Array, draft: PlanDraft) -> None:
-        """Give each of `short` (decodes that need one block each) its block as far as possible, the eldest first.
+        """Give each of `short` (decodes that need one block each) its block as far as possible.
 
+        Those that give way last come first, so that nobody gets a block and is then made a victim.
         Victims give way until there is enough, now or when their forwards have landed. A row that got
         nothing is still in DECODING and must be planned only if its present pages suffice.
         """
         draft.pressed = True
         slot_of = self.table.schedule.slot
         coming = sum(self.residents.held_alone(int(slot_of[row])) for row in self.life.rows(State.YIELDING))
-        for row in sorted(short.tolist(), key=self.seniority.admitted):
+        for row in sorted(short.tolist(), key=self.seniority.as_victim):
             while self.pool.spare < 1 and coming < 1 and self.life.of(row) is State.DECODING:
                 coming += self._call_victim(draft)
             if self.life.of(row) is not State.DECODING:
