@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 import pytest
+
 from tokenspeed.device.memory import GIB, UNASKED_POOL_BYTES, Budget, ModelNeeds, plan_memory
 from tokenspeed.settings.model import DeviceSettings, Settings
 

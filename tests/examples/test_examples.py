@@ -32,7 +32,11 @@ def test_the_custom_engine_is_under_forty_lines_of_code() -> None:
 
 
 def test_a_round_can_be_driven_by_hand_without_torch() -> None:
-    code = f"import sys; sys.modules['torch'] = None; sys.path.insert(0, {str(EXAMPLES)!r})\nimport drive_a_round\nprint(drive_a_round.main())"
+    code = (
+        f"import sys; sys.modules['torch'] = None; sys.path.insert(0, {str(EXAMPLES)!r})\n"
+        "import drive_a_round\n"
+        "print(drive_a_round.main())"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[7, 8, 9, 0]"

@@ -35,11 +35,14 @@ class CompileError(Exception):
 
 
 def library_name() -> str:
-    """File name of the library that these sources and this file make; another for every change of them."""
+    """File name of the library that these sources and this file make; another for every change of them.
+
+    Not ``.so`` alone: whoever walks the package would take that for an extension module.
+    """
     digest = hashlib.sha256()
     for path in (Path(__file__).resolve(), *sorted(SOURCES.glob("*.[ch]"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return f"native-{platform.machine()}-{digest.hexdigest()[:16]}.so"
+    return f"native-{platform.machine()}-{digest.hexdigest()[:16]}.so.1"
 
 
 def find_compiler(environ: Mapping[str, str]) -> str | None:
