@@ -26,9 +26,8 @@ from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.open import open_checkpoint
 from tokenspeed.checkpoint.progress import NoProgress
 from tokenspeed.checkpoint.sources import resolve_model
-from tokenspeed.device.native.bind import bind_native
 from tokenspeed.device.native.library import native_library
-from tokenspeed.device.native.weights import load_native
+from tokenspeed.device.native.model import NativeModel
 from tokenspeed.device.step import AllReady, ForwardStep, RaggedRows
 from tokenspeed.device.weights.bind import bind_model
 from tokenspeed.device.weights.load import load_weights
@@ -71,14 +70,17 @@ class Work:
 def load_engine(name: str, checkpoint: Checkpoint, pages: int, threads: int, kv: torch.dtype) -> ForwardStep:
     begun = time.perf_counter()
     if name == TORCH:
-        step: ForwardStep = bind_model(load_weights(checkpoint), num_pages=pages, page_tokens=PAGE_TOKENS).step
+        loaded = bind_model(load_weights(checkpoint), num_pages=pages, page_tokens=PAGE_TOKENS)
+        step: ForwardStep = loaded.step
+        pool = loaded.pool
     else:
-        library = native_library()
-        weights = load_native(library, checkpoint, WeightsMode(name), NoProgress())
-        step = bind_native(
-            library, weights, num_pages=pages, page_tokens=PAGE_TOKENS, threads=threads, kv_dtype=kv
-        ).step
+        factory = NativeModel(library=native_library(), mode=WeightsMode(name), threads=threads, kv_dtype=kv)
+        bound = factory.bind(factory.load(checkpoint, NoProgress()), num_pages=pages, page_tokens=PAGE_TOKENS)
+        step, pool = bound.step, bound.pool
     print(f"{name}: ready in {time.perf_counter() - begun:.2f} s", file=sys.stderr)
+    # Pages never written are one page of zeros to the machine, which costs nothing to read.
+    for page in pool.pages:
+        page.copy_(torch.randn(page.shape))
     return step
 
 

@@ -11,7 +11,7 @@ from gguf.constants import GGMLQuantizationType as Ggml
 
 from tokenspeed.device.native.gguf_levels import levels_of
 from tokenspeed.device.native.library import NativeLibrary, native_library
-from tokenspeed.device.native.pack import PackedLinear, pack_blocks, pack_floats, pack_levels, project, unpack
+from tokenspeed.device.native.pack import PackedLinear, Packing, pack_blocks, pack_floats, pack_levels, project, unpack
 from tokenspeed.device.native.structs import Format
 
 AS_STORED = (Ggml.Q4_0, Ggml.Q4_1, Ggml.Q8_0)
@@ -42,10 +42,10 @@ def stored(kind: Ggml, out: int = OUT, width: int = IN, seed: int = 0) -> np.nda
 
 def packed(library: NativeLibrary, kind: Ggml, rows: np.ndarray, width: int = IN) -> PackedLinear:
     if kind in AS_STORED:
-        return pack_blocks(library, rows, (len(rows), width), int(kind))
+        return pack_blocks(Packing(library=library), rows, (len(rows), width), int(kind))
     levels = levels_of(kind, rows)
     assert levels is not None
-    return pack_levels(library, levels)
+    return pack_levels(Packing(library=library), levels)
 
 
 @pytest.mark.parametrize("kind", [*AS_STORED, *TAKEN_APART], ids=lambda kind: kind.name)
@@ -62,14 +62,14 @@ def test_a_stored_block_unpacks_to_what_the_gguf_library_makes_of_it(library: Na
 def test_floats_are_rounded_as_torch_rounds_them(library: NativeLibrary, kind: Format, dtype: torch.dtype) -> None:
     weight = drawn(OUT, 33)
     weight[0, :5] = torch.tensor([1e-7, 6e-8, -3e-6, 65519.0, 70000.0])
-    got = unpack(library, pack_floats(library, weight, kind))
+    got = unpack(library, pack_floats(Packing(library=library), weight, kind))
     assert torch.equal(got, weight.to(dtype).float())
 
 
 def test_eight_bit_groups_are_within_half_a_level_of_the_weights(library: NativeLibrary) -> None:
     weight = drawn(OUT, 70)
     weight[3, :32] = 0.0
-    got = unpack(library, pack_floats(library, weight, Format.Q8))
+    got = unpack(library, pack_floats(Packing(library=library), weight, Format.Q8))
     padded = torch.nn.functional.pad(weight, (0, 26)).view(OUT, 3, 32)
     level = padded.abs().amax(-1) / 127
     assert ((got - weight).abs() <= (level.repeat_interleave(32, 1)[:, :70] * 0.57 + 1e-9)).all()
@@ -79,7 +79,7 @@ def test_eight_bit_groups_are_within_half_a_level_of_the_weights(library: Native
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 12, 13, 25])
 @pytest.mark.parametrize("kind", [Format.F32, Format.F16, Format.BF16, Format.Q8])
 def test_a_projection_is_the_product_with_the_unpacked_weight(library: NativeLibrary, kind: Format, rows: int) -> None:
-    linear = pack_floats(library, drawn(OUT, 100), kind)
+    linear = pack_floats(Packing(library=library), drawn(OUT, 100), kind)
     x = drawn(rows, 100, seed=rows)
     wanted = x.double() @ unpack(library, linear).double().T
     assert (project(library, linear, x) - wanted).abs().max() < 2e-3
@@ -97,7 +97,9 @@ def test_a_projection_by_stored_blocks_is_exact_to_sixteen_bits_of_the_activatio
 
 
 def test_a_row_has_the_same_bits_alone_and_among_others(library: NativeLibrary) -> None:
-    linears = [pack_floats(library, drawn(OUT, 96), kind) for kind in (Format.F32, Format.F16, Format.Q8)]
+    linears = [
+        pack_floats(Packing(library=library), drawn(OUT, 96), kind) for kind in (Format.F32, Format.F16, Format.Q8)
+    ]
     linears += [packed(library, kind, stored(kind)) for kind in (Ggml.Q4_1, Ggml.Q4_K, Ggml.Q6_K)]
     for linear in linears:
         x = drawn(23, linear.in_features)
@@ -109,7 +111,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(library: NativeLibrary) 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_a_number_that_is_none_shows_in_every_output_of_its_row_only(library: NativeLibrary, bad: float) -> None:
     for kind in (Format.F32, Format.F16, Format.Q8):
-        linear = pack_floats(library, drawn(16, 64), kind)
+        linear = pack_floats(Packing(library=library), drawn(16, 64), kind)
         x = drawn(3, 64)
         x[1, 40] = bad
         finite = project(library, linear, x).isfinite()
@@ -119,7 +121,7 @@ def test_a_number_that_is_none_shows_in_every_output_of_its_row_only(library: Na
 
 
 def test_activations_of_any_size_keep_their_precision(library: NativeLibrary) -> None:
-    linear = pack_floats(library, drawn(16, 64), Format.Q8)
+    linear = pack_floats(Packing(library=library), drawn(16, 64), Format.Q8)
     for size in (1e-20, 1e-6, 1.0, 1e6, 1e20):
         x = drawn(2, 64) * size
         wanted = x.double() @ unpack(library, linear).double().T

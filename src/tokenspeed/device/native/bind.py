@@ -13,6 +13,7 @@ from tokenspeed.device.kernels.registry import REGISTRY, KernelSet
 from tokenspeed.device.kv.pool import KvPool
 from tokenspeed.device.layers.rope import rope_frequencies
 from tokenspeed.device.native.library import NativeLibrary
+from tokenspeed.device.native.memory import zeroed_tensor
 from tokenspeed.device.native.step import NativeStep
 from tokenspeed.device.native.structs import Format, LayerStruct, ModelStruct, PoolStruct
 from tokenspeed.device.native.weights import NativeLayer, NativeWeights
@@ -79,8 +80,7 @@ def _pool(config: ModelConfig, num_pages: int, page_tokens: int, dtype: torch.dt
     """Zeros, laid out as `kv.pool` says, except that a run of keys is ``[head_dim, page_tokens]``."""
     shape = (num_pages, config.num_layers, 2, config.num_kv_heads, page_tokens, config.head_dim)
     count = math.prod(shape)
-    with torch.inference_mode(mode=False):  # an ordinary tensor, which streams may write in any mode
-        pages = torch.zeros(count + SLACK, dtype=dtype)[:count].view(shape)
+    pages = zeroed_tensor(count + SLACK, dtype)[:count].view(shape)
     return KvPool(pages=pages, kernels=REGISTRY[KernelSet.TORCH])
 
 

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Ggml
 
-from tokenspeed.device.native.pack import Bytes, Floats, QuantLevels
+from tokenspeed.device.native.memory import Bytes
+from tokenspeed.device.native.pack import Floats, QuantLevels
 from tokenspeed.device.native.structs import Format
 
 Decoder: TypeAlias = Callable[[Bytes, int], QuantLevels]

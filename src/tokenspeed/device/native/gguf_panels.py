@@ -12,8 +12,8 @@ from gguf.constants import GGMLQuantizationType as Ggml
 
 from tokenspeed.device.layers.rope import pair_rows
 from tokenspeed.device.native.gguf_levels import levels_of
-from tokenspeed.device.native.library import NativeLibrary
-from tokenspeed.device.native.pack import Bytes, PackedLinear, pack_blocks, pack_floats, pack_levels
+from tokenspeed.device.native.memory import Bytes
+from tokenspeed.device.native.pack import PackedLinear, Packing, pack_blocks, pack_floats, pack_levels
 from tokenspeed.device.native.structs import Format
 from tokenspeed.device.weights.gguf_source import GgufSource
 
@@ -27,21 +27,21 @@ _PAIRED_MODELS = ("llama",)
 class GgufPanels:
     """`native.weights.Packer` over a GGUF file; types without a quantized kernel become float32."""
 
-    library: NativeLibrary
+    packing: Packing
     source: GgufSource
 
     def __call__(self, name: str, heads: int | None) -> PackedLinear:
         entry = self.source.gguf.tensors[self.source.called(name)]
         kind, (out_features, in_features) = Ggml(entry.ggml_type), entry.shape
         if kind in _AS_STORED:
-            return pack_blocks(self.library, self._rows(name, heads), (out_features, in_features), int(kind))
+            return pack_blocks(self.packing, self._rows(name, heads), (out_features, in_features), int(kind))
         levels = levels_of(kind, self._rows(name, heads))
         if levels is not None:
-            return pack_levels(self.library, levels)
+            return pack_levels(self.packing, levels)
         weight = self.source.read(name)
         if heads is not None:
             weight = pair_rows(weight, heads)
-        return pack_floats(self.library, weight, _FLOATS.get(kind, Format.F32))
+        return pack_floats(self.packing, weight, _FLOATS.get(kind, Format.F32))
 
     def _rows(self, name: str, heads: int | None) -> Bytes:
         """The stored bytes, uint8 ``[out, bytes of a row]``; rows of q and k in pair order."""

@@ -10,13 +10,12 @@ import numpy.typing as npt
 import torch
 
 from tokenspeed.device.native.library import NativeLibrary
+from tokenspeed.device.native.memory import Arena, Bytes
 from tokenspeed.device.native.structs import Format, LinearStruct
 from tokenspeed.errors import InvariantBroken
 
-ALIGNMENT = 64
 GROUP = 32
 
-Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Levels = npt.NDArray[np.int8]
 
@@ -67,26 +66,34 @@ class QuantLevels:
     min: Floats | None = None
 
 
-def aligned_bytes(count: int) -> Bytes:
-    """`count` bytes at an address that is a multiple of 64, not initialized."""
-    whole = np.empty(count + ALIGNMENT, dtype=np.uint8)
-    skip = -whole.ctypes.data % ALIGNMENT
-    return whole[skip : skip + count]
+@attrs.frozen(kw_only=True, eq=False)
+class Packing:
+    """What packing needs: the library, and where panels go."""
+
+    library: NativeLibrary
+    arena: Arena = attrs.field(factory=Arena)
+
+    def empty(self, kind: Format, out_features: int, in_features: int) -> PackedLinear:
+        """Panels to be filled."""
+        count = self.library.calls.ts_panel_bytes(int(kind), out_features, in_features)
+        return PackedLinear(
+            format=kind, out_features=out_features, in_features=in_features, panels=self.arena.take(count)
+        )
 
 
-def pack_floats(library: NativeLibrary, weight: torch.Tensor, format: Format) -> PackedLinear:  # noqa: A002
+def pack_floats(packing: Packing, weight: torch.Tensor, kind: Format) -> PackedLinear:
     """Pack float32 ``[out, in]``; F32 keeps it, F16 and BF16 round it, Q8 quantizes groups of 32 inputs."""
-    if format not in (Format.F32, Format.F16, Format.BF16, Format.Q8):
-        raise InvariantBroken("a format that floats are not packed to", format=format)
+    if kind not in (Format.F32, Format.F16, Format.BF16, Format.Q8):
+        raise InvariantBroken("a format that floats are not packed to", format=kind)
     if weight.dtype != torch.float32:
         raise InvariantBroken("a weight that is not float32", dtype=weight.dtype)
     weight = weight.contiguous()
-    linear = _empty(library, format, *weight.shape)
-    library.calls.ts_pack_floats(int(format), weight.data_ptr(), *weight.shape, linear.panels.ctypes.data)
+    linear = packing.empty(kind, *weight.shape)
+    packing.library.calls.ts_pack_floats(int(kind), weight.data_ptr(), *weight.shape, linear.panels.ctypes.data)
     return linear
 
 
-def pack_levels(library: NativeLibrary, levels: QuantLevels) -> PackedLinear:
+def pack_levels(packing: Packing, levels: QuantLevels) -> PackedLinear:
     """Pack a quantized matrix as it is.
 
     Raises: InvariantBroken: `in` is not whole groups, or the scales are not one (Q8K: two) a group.
@@ -100,8 +107,8 @@ def pack_levels(library: NativeLibrary, levels: QuantLevels) -> PackedLinear:
     q = np.ascontiguousarray(levels.q, dtype=np.int8)
     scale = np.ascontiguousarray(levels.scale, dtype=np.float32)
     minimum = None if levels.min is None else np.ascontiguousarray(levels.min, dtype=np.float32)
-    linear = _empty(library, levels.format, out_features, in_features)
-    library.calls.ts_pack_quants(
+    linear = packing.empty(levels.format, out_features, in_features)
+    packing.library.calls.ts_pack_quants(
         int(levels.format),
         q.ctypes.data,
         scale.ctypes.data,
@@ -113,11 +120,11 @@ def pack_levels(library: NativeLibrary, levels: QuantLevels) -> PackedLinear:
     return linear
 
 
-def pack_blocks(library: NativeLibrary, blocks: Bytes, shape: tuple[int, int], ggml_type: int) -> PackedLinear:
+def pack_blocks(packing: Packing, blocks: Bytes, shape: tuple[int, int], ggml_type: int) -> PackedLinear:
     """Pack a GGUF tensor of type Q4_0 (2), Q4_1 (3) or Q8_0 (8) from its stored bytes."""
     stored = np.ascontiguousarray(blocks)
-    linear = _empty(library, Format.Q8 if ggml_type == 8 else Format.Q4M, *shape)
-    library.calls.ts_pack_blocks(ggml_type, stored.ctypes.data, *shape, linear.panels.ctypes.data)
+    linear = packing.empty(Format.Q8 if ggml_type == 8 else Format.Q4M, *shape)
+    packing.library.calls.ts_pack_blocks(ggml_type, stored.ctypes.data, *shape, linear.panels.ctypes.data)
     return linear
 
 
@@ -134,12 +141,7 @@ def project(library: NativeLibrary, linear: PackedLinear, x: torch.Tensor) -> to
     """float32 ``[rows, in]`` to ``[rows, out]`` by the calling thread alone; for checks."""
     x = x.contiguous()
     y = torch.empty((len(x), linear.out_features), dtype=torch.float32)
-    workspace = aligned_bytes(len(x) * (linear.in_features + GROUP) * 4)
+    workspace = torch.empty(len(x) * (linear.in_features + GROUP), dtype=torch.float32)
     struct = linear.struct()
-    library.calls.ts_project(ctypes.byref(struct), x.data_ptr(), len(x), y.data_ptr(), workspace.ctypes.data)
+    library.calls.ts_project(ctypes.byref(struct), x.data_ptr(), len(x), y.data_ptr(), workspace.data_ptr())
     return y
-
-
-def _empty(library: NativeLibrary, format: Format, out_features: int, in_features: int) -> PackedLinear:  # noqa: A002
-    count = library.calls.ts_panel_bytes(int(format), out_features, in_features)
-    return PackedLinear(format=format, out_features=out_features, in_features=in_features, panels=aligned_bytes(count))

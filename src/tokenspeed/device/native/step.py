@@ -9,7 +9,7 @@ import torch
 
 from tokenspeed.device.kv.pool import KvPool
 from tokenspeed.device.native.library import NativeLibrary
-from tokenspeed.device.native.pack import ALIGNMENT
+from tokenspeed.device.native.memory import ALIGNMENT
 from tokenspeed.device.native.ready import LayerCounter
 from tokenspeed.device.native.structs import CallStruct, ModelStruct, PoolStruct, RowsStruct, Status
 from tokenspeed.device.native.weights import NativeWeights

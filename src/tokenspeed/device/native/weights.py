@@ -14,7 +14,7 @@ from tokenspeed.checkpoint.progress import Progress
 from tokenspeed.device.layers.rope import pair_rows
 from tokenspeed.device.native.gguf_panels import GgufPanels
 from tokenspeed.device.native.library import NativeLibrary
-from tokenspeed.device.native.pack import PackedLinear, pack_floats
+from tokenspeed.device.native.pack import PackedLinear, Packing, pack_floats
 from tokenspeed.device.native.structs import Format
 from tokenspeed.device.weights.gguf_source import GgufSource
 from tokenspeed.device.weights.load import check_supported, open_source
@@ -76,7 +76,7 @@ class Packer(Protocol):
 class FloatPacker:
     """Reads float32 and packs it to `format`; None: to the format it is stored in, if that loses nothing."""
 
-    library: NativeLibrary
+    packing: Packing
     source: TensorSource
     format: Format | None
 
@@ -84,7 +84,7 @@ class FloatPacker:
         weight = self.source.read(name)
         if heads is not None:
             weight = pair_rows(weight, heads)
-        return pack_floats(self.library, weight, self._stored(name) if self.format is None else self.format)
+        return pack_floats(self.packing, weight, self._stored(name) if self.format is None else self.format)
 
     def _stored(self, name: str) -> Format:
         if not isinstance(self.source, SafetensorsSource):
@@ -94,10 +94,11 @@ class FloatPacker:
 
 def packer_for(library: NativeLibrary, source: TensorSource, mode: WeightsMode) -> Packer:
     """How `mode` packs the tensors of `source`."""
+    packing = Packing(library=library)
     if mode is WeightsMode.NATIVE and isinstance(source, GgufSource):
-        return GgufPanels(library=library, source=source)
+        return GgufPanels(packing=packing, source=source)
     formats = {WeightsMode.NATIVE: None, WeightsMode.FP16: Format.F16, WeightsMode.INT8G32: Format.Q8}
-    return FloatPacker(library=library, source=source, format=formats.get(mode, Format.F32))
+    return FloatPacker(packing=packing, source=source, format=formats.get(mode, Format.F32))
 
 
 def load_native(library: NativeLibrary, checkpoint: Checkpoint, mode: WeightsMode, progress: Progress) -> NativeWeights:

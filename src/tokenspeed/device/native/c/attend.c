@@ -20,43 +20,52 @@ static char *first_run(const ts_step *step, int32_t layer, int kind, int64_t hea
     return (char *)step->pool->pages + run * run_bytes(step);
 }
 
+static int64_t group_heads(const ts_model *model) { return model->heads / model->kv_heads; }
+
 /* ---- keys and values into the pool ------------------------------------------------------------------------ */
 
-static void write_head(const ts_step *step, int32_t layer, int64_t token, int32_t page, int64_t head) {
+static void rotate_head(const ts_step *step, int32_t layer, int64_t token, int64_t head, float scale) {
     const ts_model *model = step->model;
-    const ts_kernels *kernels = step->kernels;
-    int64_t dim = model->head_dim, keys = model->heads + model->kv_heads, page_tokens = step->pool->page_tokens;
-    int64_t offset = step->rows->positions[token] % page_tokens, in_pool = (int64_t)page * page_bytes(step);
+    int64_t dim = model->head_dim;
     float *x = step->space.projected + token * step->space.projected_wide + head * dim;
-    if (head >= keys) {
-        char *run = first_run(step, layer, 1, head - keys) + in_pool;
-        kernels->store_value(run, step->pool->format, x, dim, offset);
-        return;
-    }
     const float *weight = model->layers[layer].qk_norm;
-    if (weight) kernels->norm(x, weight + head * dim, dim, model->rms_eps, x);
-    float scale = head < model->heads ? 1.0f / sqrtf((float)dim) : 1.0f;
-    kernels->rotate(x, step->space.turns + token * dim, dim, scale);
-    if (head >= model->heads) {
-        char *run = first_run(step, layer, 0, head - model->heads) + in_pool;
-        kernels->store_key(run, step->pool->format, x, dim, offset, page_tokens);
-    }
+    if (weight) step->kernels->norm(x, weight + head * dim, dim, model->rms_eps, x);
+    step->kernels->rotate(x, step->space.turns + token * dim, dim, scale);
 }
 
-void ts_write_kv(const ts_step *step, int32_t layer, ts_team team) {
-    int64_t heads = step->model->heads + 2 * step->model->kv_heads, row = 0;
+/* A token's queries, key and value of one key-value head: rotated, and the latter two written to `page`. */
+static void write_head(const ts_step *step, int32_t layer, int64_t token, int32_t page, int64_t kv_head) {
+    const ts_model *model = step->model;
+    int64_t dim = model->head_dim, page_tokens = step->pool->page_tokens, group = group_heads(model);
+    int64_t offset = step->rows->positions[token] % page_tokens, in_pool = (int64_t)page * page_bytes(step);
+    int64_t key = model->heads + kv_head, value = key + model->kv_heads;
+    const float *x = step->space.projected + token * step->space.projected_wide;
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
+        rotate_head(step, layer, token, head, 1.0f / sqrtf((float)dim));
+    }
+    rotate_head(step, layer, token, key, 1.0f);
+    step->kernels->store_key(first_run(step, layer, 0, kv_head) + in_pool, step->pool->format, x + key * dim, dim,
+                             offset, page_tokens);
+    step->kernels->store_value(first_run(step, layer, 1, kv_head) + in_pool, step->pool->format, x + value * dim, dim,
+                               offset);
+}
+
+static void write_token(const ts_step *step, int32_t layer, int64_t row, int64_t token, int64_t kv_head) {
+    const int32_t *table = step->rows->block_tables + row * step->rows->max_blocks;
+    write_head(step, layer, token, table[step->rows->positions[token] / step->pool->page_tokens], kv_head);
+}
+
+static void write_all(const ts_step *step, int32_t layer, ts_team team) {
+    int64_t heads = step->model->kv_heads, row = 0;
     ts_share mine = ts_share_of(step->rows->tokens * heads, team);
     for (int64_t item = mine.first; item < mine.last; item++) {
         int64_t token = item / heads;
         while (step->rows->offsets[row + 1] <= token) row++;
-        const int32_t *table = step->rows->block_tables + row * step->rows->max_blocks;
-        write_head(step, layer, token, table[step->rows->positions[token] / step->pool->page_tokens], item % heads);
+        write_token(step, layer, row, token, item % heads);
     }
 }
 
 /* ---- queries ------------------------------------------------------------------------------------------------ */
-
-static int64_t group_heads(const ts_model *model) { return model->heads / model->kv_heads; }
 
 static int64_t stretches_of(int64_t context) {
     return ts_round_up(context, TS_ATTENTION_STRETCH) / TS_ATTENTION_STRETCH;
@@ -78,6 +87,7 @@ void ts_plan_attention(ts_step *step) {
     step->stretches = stretches_of(longest);
     int64_t slots = step->num_tiles * step->model->kv_heads * step->stretches;
     step->apart = step->call->threads > 1 && step->stretches > 1 && slots <= step->space.partial_slots;
+    step->at_once = !step->apart && step->num_tiles == rows->rows;
 }
 
 static ts_queries queries_of(const ts_step *step, int32_t layer, int64_t tile, int64_t kv_head) {
@@ -87,8 +97,8 @@ static ts_queries queries_of(const ts_step *step, int32_t layer, int64_t tile, i
     return (ts_queries){
         .q = space->projected + at->token * space->projected_wide + first_head,
         .q_stride = space->projected_wide,
-        .out = space->normed + at->token * space->wide + first_head,
-        .out_stride = space->wide,
+        .out = space->mixed.x + at->token * space->mixed.x_stride + first_head,
+        .out_stride = space->mixed.x_stride,
         .tokens = at->tokens,
         .heads = (int32_t)heads,
         .head_dim = step->model->head_dim,
@@ -109,14 +119,36 @@ static ts_partial partial_at(const ts_step *step, float *memory) {
     return (ts_partial){memory, memory + rows, memory + 2 * rows};
 }
 
-/* One tile from its first position to its last. */
-static void attend_tile(const ts_step *step, const ts_queries *q, float *scratch) {
-    ts_partial sum = partial_at(step, scratch), partial = partial_at(step, scratch + step->space.partial_floats);
-    for (int64_t stretch = 0; stretch < stretches_seen(q); stretch++) {
-        step->kernels->attend(q, stretch, scratch + 2 * step->space.partial_floats, &partial);
-        step->kernels->merge(q, stretch, &partial, &sum);
+/* Whether the columns of a key-value head's queries are whole groups of the output projection's input. */
+static int whole_groups(const ts_step *step) {
+    return group_heads(step->model) * step->model->head_dim % TS_GROUP == 0;
+}
+
+/* A tile's result, to the output projection's input. */
+static void put_result(const ts_step *step, int32_t layer, int64_t item, const ts_queries *q, const ts_partial *sum) {
+    const ts_query_tile *at = step->space.tiles + item / step->model->kv_heads;
+    int64_t columns = (int64_t)q->heads * q->head_dim, first = item % step->model->kv_heads * columns;
+    step->kernels->finish(q, sum);
+    if (!whole_groups(step)) return;
+    for (int64_t token = at->token; token < at->token + at->tokens; token++) {
+        ts_prepare(step, step->model->layers[layer].o.format, &step->space.mixed, token, first, first + columns);
     }
-    step->kernels->finish(q, &sum);
+}
+
+/* One tile of one key-value head, from its first position to its last. */
+static void attend_item(const ts_step *step, int32_t layer, int64_t item, float *scratch) {
+    const ts_query_tile *at = step->space.tiles + item / step->model->kv_heads;
+    int64_t kv_head = item % step->model->kv_heads;
+    ts_queries q = queries_of(step, layer, item / step->model->kv_heads, kv_head);
+    ts_partial sum = partial_at(step, scratch), partial = partial_at(step, scratch + step->space.partial_floats);
+    for (int64_t token = at->token; step->at_once && token < at->token + at->tokens; token++) {
+        write_token(step, layer, at->row, token, kv_head);
+    }
+    for (int64_t stretch = 0; stretch < stretches_seen(&q); stretch++) {
+        step->kernels->attend(&q, stretch, scratch + 2 * step->space.partial_floats, &partial);
+        step->kernels->merge(&q, stretch, &partial, &sum);
+    }
+    put_result(step, layer, item, &q, &sum);
 }
 
 /* The same sums with stretches computed by whichever thread is free, then merged in order. */
@@ -139,22 +171,31 @@ static void attend_apart(const ts_step *step, int32_t layer, float *scratch) {
             ts_partial partial = partial_at(step, space->partials + slot * space->partial_floats);
             step->kernels->merge(&q, stretch, &partial, &sum);
         }
-        step->kernels->finish(&q, &sum);
+        put_result(step, layer, item, &q, &sum);
     }
 }
 
 void ts_attention(const ts_step *step, int32_t layer, ts_team team) {
+    const ts_model *model = step->model;
     float *scratch = step->space.attention + team.id * step->space.attention_floats;
-    int64_t kv_heads = step->model->kv_heads, items = step->num_tiles * kv_heads;
+    int64_t items = step->num_tiles * model->kv_heads;
+    if (!step->at_once) {
+        write_all(step, layer, team);
+#pragma omp barrier
+    }
     if (step->apart) {
         attend_apart(step, layer, scratch);
-        return;
-    }
-    /* Backwards: the last tiles of a chunk see the most, and a long one must not come last. */
+    } else {
+        /* Backwards: the last tiles of a chunk see the most, and a long one must not come last. */
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t back = 0; back < items; back++) {
-        int64_t item = items - 1 - back;
-        ts_queries q = queries_of(step, layer, item / kv_heads, item % kv_heads);
-        attend_tile(step, &q, scratch);
+        for (int64_t back = 0; back < items; back++) attend_item(step, layer, items - 1 - back, scratch);
+    }
+    if (!whole_groups(step)) {
+        ts_share mine = ts_share_of(step->rows->tokens, team);
+        for (int64_t token = mine.first; token < mine.last; token++) {
+            ts_prepare(step, model->layers[layer].o.format, &step->space.mixed, token, 0,
+                       (int64_t)model->heads * model->head_dim);
+        }
+#pragma omp barrier
     }
 }

@@ -22,13 +22,24 @@ TS_INLINE const char *page_run(const ts_queries *q, const char *runs, int64_t po
 
 TS_INLINE int64_t element_bytes(const ts_queries *q) { return q->format == TS_F32 ? 4 : 2; }
 
+/* Ask for a page's run while the one before it is computed: runs are scattered over the pool, so the
+ * machine cannot guess where the next one is. */
+TS_INLINE void fetch_run(const ts_queries *q, const char *runs, int64_t position, int64_t end) {
+    if (position >= end) return;
+    const char *run = page_run(q, runs, position);
+    int64_t bytes = (int64_t)q->page_tokens * q->head_dim * element_bytes(q);
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(run + at);
+}
+
 /* scores[row][j] for positions base + j, j < count; rows are TS_ATTENTION_STRETCH + TS_PANEL apart, since the
  * last vector of a page of 8 tokens runs over. */
 static void score(const ts_queries *q, const float *packed, int64_t base, int64_t count, float *scores,
                   int64_t stride) {
     int64_t rows = query_rows(q), width = q->page_tokens < TS_PANEL ? q->page_tokens : TS_PANEL;
     for (int64_t j = 0; j < count; j += width) {
-        const char *keys = page_run(q, q->keys, base + j) + (base + j) % q->page_tokens * element_bytes(q);
+        int64_t in_page = (base + j) % q->page_tokens;
+        const char *keys = page_run(q, q->keys, base + j) + in_page * element_bytes(q);
+        if (in_page == 0) fetch_run(q, q->keys, base + j + q->page_tokens, base + count);
         for (int64_t r = 0; r < rows; r += TS_TILE_ROWS) {
             int n = (int)(rows - r < TS_TILE_ROWS ? rows - r : TS_TILE_ROWS);
             float_tiles(q->format, n, packed + r * q->head_dim, q->head_dim, keys, q->page_tokens, q->head_dim,
@@ -64,6 +75,7 @@ static void weigh(const ts_queries *q, int rows, const float *weights, int64_t s
         int64_t in_page = (base + j) % q->page_tokens, left = q->page_tokens - in_page;
         n = left < to - j ? left : to - j;
         const char *run = page_run(q, q->values, base + j) + in_page * q->head_dim * element_bytes(q);
+        if (in_page == 0) fetch_run(q, q->values, base + j + q->page_tokens, base + to);
         for (int64_t d = 0; d < q->head_dim; d += TS_PANEL) {
             float_tiles(q->format, rows, weights + j, stride, run + d * element_bytes(q), q->head_dim, n, values + d,
                         padded_dim(q), j > 0);

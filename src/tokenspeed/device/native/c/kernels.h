@@ -18,13 +18,13 @@ typedef struct {
     float half[2]; /* the same of the first and the last 16 */
 } ts_group;
 
-/* Rows of activations, as floats and, if a projection with quantized weights reads them, quantized. */
+/* Rows of activations, as floats and, where a projection with quantized weights reads them, quantized. */
 typedef struct {
-    const float *x;
+    float *x;
     int64_t x_stride; /* in elements, as are the others */
-    const int16_t *q;
+    int16_t *q;
     int64_t q_stride;
-    const ts_group *groups;
+    ts_group *groups;
     int64_t group_stride;
 } ts_input;
 

@@ -32,3 +32,25 @@ void ts_project_parts(const ts_step *step, const ts_input *in, int64_t rows, con
         }
     }
 }
+
+void ts_project_gate_up(const ts_step *step, const ts_layer *layer, const ts_input *in, ts_team team) {
+    enum { PANELS = TS_GROUP / TS_PANEL }; /* a column group of the next projection's input */
+    const ts_input *mixed = &step->space.mixed;
+    int64_t rows = step->rows->tokens, columns = layer->gate.out, panels = ts_panels(columns);
+    int64_t groups = ts_groups(columns), stride = step->space.projected_wide;
+    int64_t block = block_rows(&layer->gate, rows), blocks = ts_round_up(rows, block) / block;
+    ts_share mine = ts_share_of(blocks * groups, team);
+    for (int64_t item = mine.first; item < mine.last; item++) {
+        int64_t row = item / groups * block, count = rows - row < block ? rows - row : block;
+        int64_t first = item % groups * PANELS, last = first + PANELS < panels ? first + PANELS : panels;
+        int64_t from = first * TS_PANEL, to = last * TS_PANEL < columns ? last * TS_PANEL : columns;
+        float *gate = step->space.projected, *up = gate + columns;
+        step->kernels->project(&layer->gate, in, row, count, first, last, gate, stride, 0);
+        step->kernels->project(&layer->up, in, row, count, first, last, up, stride, 0);
+        for (int64_t r = row; r < row + count; r++) {
+            step->kernels->silu_mul(gate + r * stride + from, up + r * stride + from, to - from,
+                                    mixed->x + r * mixed->x_stride + from);
+            ts_prepare(step, layer->down.format, mixed, r, from, to);
+        }
+    }
+}

@@ -6,8 +6,6 @@
 #include <math.h>
 #include <omp.h>
 
-enum { ACTIVATION_PIECE = 256 }; /* columns of the feed-forward that are one item of work; whole groups */
-
 static void embed(const ts_step *step, ts_team team) {
     const ts_model *model = step->model;
     ts_share mine = ts_share_of(step->rows->tokens, team);
@@ -29,65 +27,43 @@ static void find_turns(const ts_step *step, ts_team team) {
     }
 }
 
-/* Columns first .. last - 1 of row `row` of space.normed, for a projection in `format`. */
-static void prepare(const ts_step *step, int32_t format, int64_t row, int64_t first, int64_t last) {
-    const ts_space *s = &step->space;
-    if (ts_is_quantized(format)) {
-        step->kernels->quantize(s->normed + row * s->wide + first, last - first, s->q + row * s->q_stride + first,
-                                s->groups + row * s->group_stride + first / TS_GROUP);
+/* A thread's rows of space.normed: its own with few tokens, else those of all. */
+static ts_input normed_rows(const ts_step *step, ts_team team) {
+    ts_input rows = step->space.normed;
+    if (step->rows->tokens <= TS_FEW_TOKENS) {
+        int64_t first = step->rows->tokens * team.id;
+        rows.x += first * rows.x_stride;
+        rows.q += first * rows.q_stride;
+        rows.groups += first * rows.group_stride;
     }
+    return rows;
 }
 
-static void norm_rows(const ts_step *step, const float *weight, int32_t format, ts_team team) {
+/* `tokens` of the hidden state (NULL: 0, 1, 2, ...) normed, as the input of projections in `format`. Ends with a
+ * barrier, unless every thread does all of it. */
+static ts_input norm_rows(const ts_step *step, const float *weight, int32_t format, const int64_t *tokens,
+                          int64_t count, ts_team team) {
     const ts_model *model = step->model;
-    ts_share mine = ts_share_of(step->rows->tokens, team);
+    const ts_input out = normed_rows(step, team);
+    int shared = step->rows->tokens > TS_FEW_TOKENS;
+    ts_share mine = shared ? ts_share_of(count, team) : (ts_share){0, count};
     for (int64_t row = mine.first; row < mine.last; row++) {
-        step->kernels->norm(step->call->hidden + row * model->hidden, weight, model->hidden, model->rms_eps,
-                            step->space.normed + row * step->space.wide);
-        prepare(step, format, row, 0, model->hidden);
+        const float *hidden = step->call->hidden + (tokens ? tokens[row] : row) * model->hidden;
+        step->kernels->norm(hidden, weight, model->hidden, model->rms_eps, out.x + row * out.x_stride);
+        ts_prepare(step, format, &out, row, 0, model->hidden);
     }
-}
-
-/* space.normed is there; quantize it. Ends with a barrier unless there is nothing to do. */
-static void quantize_rows(const ts_step *step, int32_t format, int64_t columns, ts_team team) {
-    if (!ts_is_quantized(format)) return;
-    int64_t pieces = ts_round_up(columns, ACTIVATION_PIECE) / ACTIVATION_PIECE;
-    ts_share mine = ts_share_of(step->rows->tokens * pieces, team);
-    for (int64_t item = mine.first; item < mine.last; item++) {
-        int64_t first = item % pieces * ACTIVATION_PIECE, left = columns - first;
-        prepare(step, format, item / pieces, first, first + (left < ACTIVATION_PIECE ? left : ACTIVATION_PIECE));
-    }
+    if (shared) {
 #pragma omp barrier
+    }
+    return out;
 }
 
-static void activate_rows(const ts_step *step, int32_t format, ts_team team) {
-    const ts_space *s = &step->space;
-    int64_t columns = step->model->intermediate;
-    int64_t pieces = ts_round_up(columns, ACTIVATION_PIECE) / ACTIVATION_PIECE;
-    ts_share mine = ts_share_of(step->rows->tokens * pieces, team);
-    for (int64_t item = mine.first; item < mine.last; item++) {
-        int64_t row = item / pieces, first = item % pieces * ACTIVATION_PIECE, left = columns - first;
-        int64_t count = left < ACTIVATION_PIECE ? left : ACTIVATION_PIECE;
-        const float *gate = s->projected + row * s->projected_wide + first;
-        step->kernels->silu_mul(gate, gate + columns, count, s->normed + row * s->wide + first);
-        prepare(step, format, row, first, first + count);
-    }
-}
-
-/* What the projections of one input read: quantized activations if any of them does. */
-static int32_t format_of(const ts_part *parts, int num_parts) {
-    int32_t format = parts[0].linear->format;
-    for (int p = 1; p < num_parts; p++) {
-        if (parts[p].linear->format > format) format = parts[p].linear->format;
-    }
-    return format;
-}
+static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 
 static void attention_half(const ts_step *step, int32_t index, ts_team team) {
     const ts_model *model = step->model;
     const ts_layer *layer = model->layers + index;
     const ts_space *s = &step->space;
-    const ts_input in = ts_normed(step);
     int64_t q_dim = (int64_t)model->heads * model->head_dim, kv_dim = (int64_t)model->kv_heads * model->head_dim;
     const ts_part qkv[] = {
         {&layer->q, s->projected, s->projected_wide, 0},
@@ -95,56 +71,37 @@ static void attention_half(const ts_step *step, int32_t index, ts_team team) {
         {&layer->v, s->projected + q_dim + kv_dim, s->projected_wide, 0},
     };
     const ts_part out = {&layer->o, step->call->hidden, model->hidden, 1};
-    norm_rows(step, layer->attn_norm, format_of(qkv, 3), team);
-#pragma omp barrier
+    int32_t format = larger(layer->q.format, larger(layer->k.format, layer->v.format)); /* quantized if one is */
+    const ts_input in = norm_rows(step, layer->attn_norm, format, NULL, step->rows->tokens, team);
     ts_project_parts(step, &in, step->rows->tokens, qkv, 3, team);
-#pragma omp barrier
-    ts_write_kv(step, index, team);
     if (team.id == 0) ts_wait_layer(step->call->layers_ready, index);
 #pragma omp barrier
     ts_attention(step, index, team);
-    quantize_rows(step, layer->o.format, q_dim, team);
-    ts_project_parts(step, &in, step->rows->tokens, &out, 1, team);
+    ts_project_parts(step, &s->mixed, step->rows->tokens, &out, 1, team);
 #pragma omp barrier
 }
 
 static void feed_forward_half(const ts_step *step, int32_t index, ts_team team) {
     const ts_model *model = step->model;
     const ts_layer *layer = model->layers + index;
-    const ts_space *s = &step->space;
-    const ts_input in = ts_normed(step);
-    const ts_part gate_up[] = {
-        {&layer->gate, s->projected, s->projected_wide, 0},
-        {&layer->up, s->projected + model->intermediate, s->projected_wide, 0},
-    };
     const ts_part down = {&layer->down, step->call->hidden, model->hidden, 1};
-    norm_rows(step, layer->mlp_norm, format_of(gate_up, 2), team);
+    int32_t format = larger(layer->gate.format, layer->up.format);
+    const ts_input in = norm_rows(step, layer->mlp_norm, format, NULL, step->rows->tokens, team);
+    ts_project_gate_up(step, layer, &in, team);
 #pragma omp barrier
-    ts_project_parts(step, &in, step->rows->tokens, gate_up, 2, team);
-#pragma omp barrier
-    activate_rows(step, layer->down.format, team);
-#pragma omp barrier
-    ts_project_parts(step, &in, step->rows->tokens, &down, 1, team);
+    ts_project_parts(step, &step->space.mixed, step->rows->tokens, &down, 1, team);
 #pragma omp barrier
 }
 
 /* Logits of the wanted tokens, as many at a time as space.normed has rows. */
 static void head(const ts_step *step, ts_team team) {
     const ts_model *model = step->model;
-    const ts_space *s = &step->space;
-    const ts_input in = ts_normed(step);
     int64_t wanted = step->rows->wanted, at_once = step->rows->tokens;
     for (int64_t done = 0; done < wanted; done += at_once) {
         int64_t rows = wanted - done < at_once ? wanted - done : at_once;
-        ts_share mine = ts_share_of(rows, team);
-        for (int64_t row = mine.first; row < mine.last; row++) {
-            int64_t token = step->rows->logit_tokens[done + row];
-            step->kernels->norm(step->call->hidden + token * model->hidden, model->norm, model->hidden, model->rms_eps,
-                                s->normed + row * s->wide);
-            prepare(step, model->head.format, row, 0, model->hidden);
-        }
         const ts_part logits = {&model->head, step->call->logits + done * model->vocab, model->vocab, 0};
-#pragma omp barrier
+        const ts_input in =
+            norm_rows(step, model->norm, model->head.format, step->rows->logit_tokens + done, rows, team);
         ts_project_parts(step, &in, rows, &logits, 1, team);
 #pragma omp barrier
     }
@@ -182,7 +139,7 @@ void ts_project(const ts_linear *linear, const float *x, int64_t rows, float *y,
     for (int64_t row = 0; row < rows; row++) {
         kernels->quantize(x + row * linear->in, linear->in, q + row * stride, scales + row * groups);
     }
-    const ts_input in = {x, linear->in, q, stride, scales, groups};
+    const ts_input in = {(float *)x, linear->in, q, stride, scales, groups}; /* only read */
     kernels->project(linear, &in, 0, rows, 0, ts_panels(linear->out), y, linear->out, 0);
 }
 

@@ -15,18 +15,20 @@ typedef struct {
     int32_t tokens;
 } ts_query_tile;
 
+/* Up to so many tokens, every thread computes the norms of all of them for itself, which takes less time
+ * than waiting for each other. */
+enum { TS_FEW_TOKENS = 8 };
+
 /* Scratch of a step with T tokens; carved out of one piece of memory. */
 typedef struct {
-    float *normed;    /* [T][wide]: what a projection reads */
+    ts_input normed;  /* [T][hidden]; with few tokens [threads][T][hidden] */
+    ts_input mixed;   /* [T]: attention's result, then the inner activations of the feed-forward */
     float *projected; /* [T][projected_wide]: q, k, v, or gate and up */
     float *turns;     /* [T][head_dim / 2][2]: cosine and sine */
-    int16_t *q;       /* [T][q_stride]: `normed` quantized */
-    ts_group *groups; /* [T][group_stride] */
     ts_query_tile *tiles;
     float *attention; /* [threads][attention_floats] */
     float *partials;  /* [partial_slots][partial_floats]: stretches computed apart */
-    int64_t wide, projected_wide, q_stride, group_stride;
-    int64_t attention_floats, partial_floats, partial_slots;
+    int64_t projected_wide, attention_floats, partial_floats, partial_slots;
     int64_t bytes;
 } ts_space;
 
@@ -40,14 +42,19 @@ typedef struct {
     int64_t num_tiles;
     int64_t stretches; /* of the longest context */
     int apart;         /* attention: stretches of one tile are computed by different threads */
+    int at_once;       /* attention: a tile's keys and values are written by who reads them, nobody else does */
 } ts_step;
 
 ts_space ts_lay_out(const ts_model *model, int64_t tokens, int64_t context, int32_t threads, void *memory);
 
-/* space.normed as a projection's input. */
-static inline ts_input ts_normed(const ts_step *step) {
-    const ts_space *s = &step->space;
-    return (ts_input){s->normed, s->wide, s->q, s->q_stride, s->groups, s->group_stride};
+/* Columns first .. last - 1 of row `row` are there as floats: quantize them if `format` is. Whole groups. */
+static inline void ts_prepare(const ts_step *step, int32_t format, const ts_input *rows, int64_t row, int64_t first,
+                              int64_t last) {
+    if (ts_is_quantized(format)) {
+        step->kernels->quantize(rows->x + row * rows->x_stride + first, last - first,
+                                rows->q + row * rows->q_stride + first,
+                                rows->groups + row * rows->group_stride + first / TS_GROUP);
+    }
 }
 
 /* ---- project.c ---- */
@@ -63,15 +70,16 @@ typedef struct {
 void ts_project_parts(const ts_step *step, const ts_input *in, int64_t rows, const ts_part *parts, int num_parts,
                       ts_team team);
 
+/* space.mixed = silu(gate) * up, quantized if `down` is; gate and up of a column by the same thread. */
+void ts_project_gate_up(const ts_step *step, const ts_layer *layer, const ts_input *in, ts_team team);
+
 /* ---- attend.c ---- */
 
 /* Cut the batch into query tiles and decide how they are shared out. Called by one thread. */
 void ts_plan_attention(ts_step *step);
 
-/* Rotate queries and keys, scale queries, write keys and values of the batch into the pool. */
-void ts_write_kv(const ts_step *step, int32_t layer, ts_team team);
-
-/* Attention of all tokens, from space.projected to space.normed. Ends with a barrier of its own. */
+/* From q, k and v in space.projected: rotate, write keys and values into the pool, attend; the result is in
+ * space.mixed, quantized if the output projection is. Ends with a barrier of its own. */
 void ts_attention(const ts_step *step, int32_t layer, ts_team team);
 
 /* ---- validate.c ---- */
