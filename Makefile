@@ -40,7 +40,7 @@ test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -q
 
 contract: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -q --contract-report build/contract.json
+	$(BIN)/python -m pytest -q --contract-report=build/contract.json
 	$(BIN)/python tools/contract_report.py build/contract.json
 
 check: $(VENV)/installed-dev
