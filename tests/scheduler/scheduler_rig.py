@@ -372,7 +372,6 @@ class Rig:
     def audit(self) -> None:
         snapshot = self.scheduler.snapshot()
         audit(snapshot, self.config, self.table)
-        # What the device will read for the rows of the forwards in flight is what the tables say.
         counts = self.scheduler.sizes()
         assert counts.held == len(snapshot.states)
         empty, idle = self.scheduler.empty_lcm_blocks(), len(snapshot.idle)
@@ -412,10 +411,6 @@ def described(plan: ExecutionPlan) -> tuple[object, ...]:
         return value
 
     return tuple(plain(part) for part in attrs.astuple(plan, recurse=False))
-
-
-def ids(*numbers: int) -> list[int]:
-    return list(numbers)
 
 
 def prompt(length: int, *, seed: int = 0) -> list[int]:

@@ -21,8 +21,6 @@ class Seen:
 
     rounds: int = 0
     preempted: int = 0
-    capacity_aborts: int = 0
-    cached: int = 0
     finished: int = 0
     cut: int = 0
     stored: int = 0
