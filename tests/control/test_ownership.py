@@ -237,3 +237,15 @@ def test_the_queue_time_is_observed_once_at_the_first_dispatched_forward() -> No
         loop.round()
     assert meter.queued_s == [0.0]
     assert np.isclose(rig.loop.table.stats.submitted_s.max(), 1.0)
+
+
+def test_a_request_that_ends_before_it_ran_has_its_line_and_its_release_before_its_row_goes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="tokenspeed.request")
+    rig = hand_rig(settings=Settings(log=LogSettings(requests=True)))
+    rig.put(request("gone", 5), AbortRequest(rids=("gone",)))
+    rig.loop.round()
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["gone"]
+    assert rig.plane.names().count("release") == 1
+    assert rig.loop.table.live == 0

@@ -44,10 +44,14 @@ class Flight:
 
 @attrs.define(eq=False)
 class LoopState:
-    """Writer: EventLoop. `in_flight` holds at most depth + 1 forwards; `ended` those of this round."""
+    """Writer: EventLoop. `in_flight` holds at most depth + 1 forwards.
+
+    `ended` and `retired` are rows of this round: requests that ended, rows the scheduler let go.
+    """
 
     in_flight: deque[Flight] = attrs.field(factory=deque[Flight])
     ended: list[int] = attrs.field(factory=list[int])
+    retired: list[int] = attrs.field(factory=list[int])
     stop_asked: bool = False
     stopped: bool = False
     funnelled: int = 0
@@ -230,12 +234,11 @@ class EventLoop:
         )
 
     def _finish_planned_ends(self, plan: ExecutionPlan) -> None:
-        """Tell clients of capacity aborts, and free the rows that the scheduler let go."""
+        """Tell clients of capacity aborts, and note the rows that the scheduler let go."""
         for abort in plan.aborts:
             self.state.ended.extend(self.output.end((abort.row,), Finish.ABORT, status=503, message=abort.reason))
         self.request_stats.preempted(plan.preempted)
-        for row in plan.retired:
-            self.table.free(row)
+        self.state.retired.extend(plan.retired)
 
     def _drain_if(self, wanted: bool, events: list[SchedulerEvent]) -> int:
         """A frozen round first commits everything dispatched (RA-16)."""
@@ -268,6 +271,10 @@ class EventLoop:
             self.state.ended.clear()
             self.request_stats.ended(rows, now_s=now_s)
             self.plane.release(rows, tuple(self.table.schedule.slot[list(rows)].tolist()))
+        # Behind the release and the statistics, which read the rows.
+        for row in self.state.retired:
+            self.table.free(row)
+        self.state.retired.clear()
 
     def _send(self, now_s: float) -> None:
         """The round's one message: outputs, and the load of the round's end (OL-12, FW-25)."""
