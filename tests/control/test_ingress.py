@@ -9,6 +9,7 @@ import pytest
 from rig import SPECS, ScriptedScheduler, hand_rig, request
 
 from tokenspeed.control.ingress import Ingress, resolve_sampling
+from tokenspeed.device.capture import Strict
 from tokenspeed.plane.messages import NO_TOP_K, GenerateRequest, PauseMode, PauseOp, SamplingParams, frozen_tokens
 from tokenspeed.plane.table import request_table
 from tokenspeed.settings.model import SchedulerSettings, Settings
@@ -166,3 +167,14 @@ def test_an_abort_of_an_unknown_id_changes_nothing() -> None:
     rig.abort("nobody")
     rig.settle()
     assert len(rig.link.tokens("a")) == 4
+
+
+@pytest.mark.contract("DP-50")
+def test_the_history_in_a_seat_is_a_copy_that_does_not_change_with_the_table() -> None:
+    rig = hand_rig(plane=ScriptedPlane())
+    rig.put(request("a", [5, 6, 7], sampling=SamplingParams(temperature=0.0, presence_penalty=1.0)))
+    rig.rounds(1)
+    (seat,) = rig.plane.dispatches[0].seats
+    Strict().check("execute", seat)
+    rig.loop.table.tokens.seated[seat.slot] = 9  # somebody else's tokens
+    assert seat.history.tolist() == [5, 6, 7]

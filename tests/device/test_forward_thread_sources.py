@@ -13,6 +13,7 @@ import tokenspeed.device
 DEVICE = Path(tokenspeed.device.__path__[0])
 CONTROL = Path(tokenspeed.control.__path__[0])
 FORWARD_THREAD = ("handle.py", "executors/streams.py", "executors/prepare.py", "executors/slots.py", "step.py")
+FUTURES = sorted((Path(tokenspeed.device.__path__[0]) / "executors" / "futures").glob("*.py"))
 HOST_SYNCS = {"item", "tolist", "cpu", "nonzero", "synchronize", "is_nonzero", "numpy"}
 OWNERS_OF_DEVICE_STATE = ("backends", "executors", "kv", "models", "sampling", "attention", "layers", "kernels")
 
@@ -29,6 +30,31 @@ def test_per_round_code_has_no_form_that_waits_for_the_device(name: str) -> None
     assert [f"{m.lineno}: {ast.unparse(m)}" for m in methods if m.attr in HOST_SYNCS] == []
 
 
+@pytest.mark.contract("DP-55", "AF-69")
+def test_the_futures_executor_waits_for_the_device_where_a_wait_is_registered_and_nowhere_else() -> None:
+    """Waits of the forward thread stand inside `host_sync`, or belong to the synchronous flow."""
+    waiting = []
+    for path in FUTURES:
+        for function in (n for n in ast.walk(tree(path)) if isinstance(n, ast.FunctionDef)):
+            calls = [n.func for n in ast.walk(function) if isinstance(n, ast.Call)]
+            names = {c.attr for c in calls if isinstance(c, ast.Attribute)}
+            if names & {"wait", "to_host", "get_output", "result", "join"}:
+                guarded = "host_sync" in {c.attr for c in calls if isinstance(c, ast.Attribute)}
+                waiting.append((path.name, function.name, guarded))
+    by_name = {name: guarded for _, name, guarded in waiting}
+    assert {name for name, guarded in by_name.items() if guarded} == {
+        "_materialize_pending_async_output",
+        "_maybe_remap_async_future",
+    }
+    # What is left: futures themselves, the landing, the output thread, streams' waits for each
+    # other, copies made inside jobs, and the two places of the synchronous flow.
+    assert {name for name, guarded in by_name.items() if not guarded} == {
+        *("wait", "to_host", "run", "launch", "get_output", "result", "read", "close", "_serve"),
+        *("_sample", "_reader"),
+        *("forward", "sample_tokens"),
+    }
+
+
 @pytest.mark.contract("DP-18")
 def test_the_executor_fills_by_operations_and_not_by_indexed_assignment() -> None:
     stores = [n for n in ast.walk(tree(DEVICE / "executors/streams.py")) if isinstance(n, ast.Subscript)]
@@ -37,7 +63,7 @@ def test_the_executor_fills_by_operations_and_not_by_indexed_assignment() -> Non
 
 @pytest.mark.contract("DP-58")
 def test_tensors_reach_the_device_by_the_backend_only() -> None:
-    for path in (DEVICE / "executors").glob("*.py"):
+    for path in (DEVICE / "executors").rglob("*.py"):
         used = {n.attr for n in ast.walk(tree(path)) if isinstance(n, ast.Attribute)}
         assert used.isdisjoint({"to", "from_numpy", "tensor", "cuda", "pin_memory"}), path.name
 

@@ -13,7 +13,7 @@ import attrs
 
 from tokenspeed.plane.checks import request_faults
 from tokenspeed.plane.messages import NO_TOP_K, GenerateRequest, Refusal, SamplingParams, frozen_tokens
-from tokenspeed.plane.plan import EMPTY_INT32, Sampling, Seat
+from tokenspeed.plane.plan import EMPTY_INT32, Sampling, Seat, int32
 from tokenspeed.plane.specs import DeviceSpecs
 from tokenspeed.plane.table import RequestTable
 
@@ -97,7 +97,8 @@ class Ingress:
     def _seat(self, row: int) -> Seat:
         identity = self.table.identity
         sampling = identity.sampling[row]
-        history = frozen_tokens(self.table.tokens_of(row)) if sampling.uses_history else EMPTY_INT32
+        # A copy: the table's row belongs to another request once the slot does.
+        history = int32(self.table.tokens_of(row)) if sampling.uses_history else EMPTY_INT32
         return Seat(
             slot=int(self.table.schedule.slot[row]),
             row=row,

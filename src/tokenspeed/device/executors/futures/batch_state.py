@@ -7,8 +7,6 @@ known here must be the same one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from types import MappingProxyType
 
 import attrs
 import numpy as np
@@ -66,7 +64,6 @@ class RequestState:
         slot: GONE while it has none.
         output_token_ids: sampled and materialised, in order; UNKNOWN for steps that were not, which
             on ranks other than the output rank is most of them.
-        computed: tokens whose KV is there once the forwards queued so far have run.
     """
 
     req_id: str
@@ -74,7 +71,6 @@ class RequestState:
     slot: int
     prompt_len: int
     seatings: int = 1
-    computed: int = 0
     output_token_ids: list[int] = attrs.field(factory=list[int])
 
 
@@ -83,15 +79,20 @@ class SchedulerOutput:
     """One plan as the worker sees it.
 
     Attributes:
-        num_scheduled_tokens: tokens of each request of the batch, in the batch's order.
+        req_ids: the batch's requests, in its order.
         finished: rows that ended since the output before.
     """
 
     batch: ForwardBatch
     grants: tuple[BlockGrants, ...]
     dispatch: Dispatch
-    num_scheduled_tokens: Mapping[str, int]
+    req_ids: tuple[str, ...]
     finished: tuple[int, ...]
+
+    @property
+    def num_scheduled_tokens(self) -> dict[str, int]:
+        """Tokens of each request of the batch."""
+        return dict(zip(self.req_ids, self.batch.counts.tolist(), strict=True))
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -107,16 +108,33 @@ class Sampled:
     positions: Int64Array
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class Company:
+    """The requests of the latest batch, so that a batch of the same rows need not look them up again."""
+
+    rows: Int32Array
+    req_ids: tuple[str, ...]
+    requests: tuple[RequestState, ...]
+
+
+NOBODY_YET = Company(rows=np.zeros(0, dtype=np.int32), req_ids=(), requests=())
+
+
 @attrs.define(eq=False)
 class InputBatchState:
     """Writers: ``ts-forward`` and the output thread, under `lock`, which nobody holds while waiting.
 
     Attributes:
+        prompt_len: int64 ``[slots]``, of the slot's request.
+        computed: int64 ``[slots]``, tokens whose KV is there once the forwards queued so far have run.
         requests: by row of the request table.
         seated: by slot.
     """
 
     tokens: TokenTable
+    prompt_len: Int64Array
+    computed: Int64Array
+    company: Company = NOBODY_YET
     requests: dict[int, RequestState] = attrs.field(factory=dict[int, RequestState])
     seated: dict[int, RequestState] = attrs.field(factory=dict[int, RequestState])
     lock: threading.Lock = attrs.field(factory=threading.Lock)
@@ -137,54 +155,60 @@ class InputBatch:
         self, batch: ForwardBatch, grants: tuple[BlockGrants, ...], dispatch: Dispatch, finished: tuple[int, ...]
     ) -> SchedulerOutput:
         """The plan as a `SchedulerOutput`; changes nothing."""
-        requests, gone = self.state.requests, frozenset(finished)
-        names = {}
+        company = self.state.company
+        same = not dispatch.seats and not finished and np.array_equal(batch.rows, company.rows)
+        names = company.req_ids if same else self._names(batch, dispatch, frozenset(finished))
+        return SchedulerOutput(batch=batch, grants=grants, dispatch=dispatch, req_ids=names, finished=finished)
+
+    def _names(self, batch: ForwardBatch, dispatch: Dispatch, gone: frozenset[int]) -> tuple[str, ...]:
+        requests = {row: request for row, request in self.state.requests.items() if row not in gone}
+        names = {row: request.req_id for row, request in requests.items()}
         for seat in dispatch.seats:
-            known = None if seat.row in gone else requests.get(seat.row)
+            known = requests.get(seat.row)
             names[seat.row] = _name(seat, 1 if known is None else known.seatings + 1)
-        counts = batch.counts.tolist()
-        scheduled = {}
-        for row, count in zip(batch.rows.tolist(), counts, strict=True):
-            request = requests.get(row)
-            name = names.get(row) or (request.req_id if request is not None and row not in gone else f"row {row}")
-            scheduled[name] = count
-        return SchedulerOutput(
-            batch=batch,
-            grants=grants,
-            dispatch=dispatch,
-            num_scheduled_tokens=MappingProxyType(scheduled),
-            finished=finished,
-        )
+        return tuple(names.get(row, f"row {row}") for row in batch.rows.tolist())
 
     def update_states(self, output: SchedulerOutput) -> None:
         """Ended requests go, seated ones come, granted blocks and the plan's tokens are noted."""
         self.seat(output.dispatch.seats, output.grants, output.finished)
-        batch = output.batch
+        batch, state = output.batch, self.state
+        if not np.array_equal(batch.rows, state.company.rows):
+            requests = tuple(self._owner(*at) for at in zip(batch.slots.tolist(), batch.rows.tolist(), strict=True))
+            state.company = Company(rows=batch.rows, req_ids=output.req_ids, requests=requests)
+        ends = batch.starts + batch.counts
+        if ends.max(initial=0) > state.tokens.stored.shape[1]:
+            raise InvariantBroken("a context longer than a block table", tokens=ends.max())
+        with state.lock:
+            state.computed[batch.slots] = ends
+            self._note_tokens(batch)
+
+    def _note_tokens(self, batch: ForwardBatch) -> None:
+        """The tokens that the plan names."""
+        here = batch.input_ids != FROM_DEVICE
+        if not here.any():
+            return
         counts = batch.counts.astype(np.int64)
         row = np.repeat(np.arange(len(counts)), counts)
-        firsts = np.cumsum(counts) - counts
         if len(row) != len(batch.input_ids):
             raise InvariantBroken("a batch whose counts do not fit its tokens", counts=counts)
+        firsts = np.cumsum(counts) - counts
         positions = batch.starts.astype(np.int64)[row] + np.arange(len(row)) - firsts[row]
-        here = batch.input_ids != FROM_DEVICE
-        slots = batch.slots.astype(np.int64)
-        ends = (batch.starts + batch.counts).tolist()
-        with self.state.lock:
-            if positions.max(initial=0) >= self.state.tokens.stored.shape[1]:
-                raise InvariantBroken("a context longer than a block table", tokens=positions.max())
-            for slot, request_row, end in zip(slots.tolist(), batch.rows.tolist(), ends, strict=True):
-                request = self.state.seated.get(slot)
-                if request is None or request.row != request_row:
-                    raise InvariantBroken("a row in a slot it does not own", row=request_row, slot=slot)
-                request.computed = end
-            if here.any():
-                self.state.tokens.put(slots[row][here], positions[here], batch.input_ids[here].astype(np.int64))
+        slots = batch.slots.astype(np.int64)[row]
+        self.state.tokens.put(slots[here], positions[here], batch.input_ids[here].astype(np.int64))
+
+    def _owner(self, slot: int, row: int) -> RequestState:
+        request = self.state.seated.get(slot)
+        if request is None or request.row != row:
+            raise InvariantBroken("a row in a slot it does not own", row=row, slot=slot)
+        return request
 
     def seat(self, seats: tuple[Seat, ...], grants: tuple[BlockGrants, ...], finished: tuple[int, ...]) -> None:
         for seat in seats:
             self.slots.seat(seat)
         for changes in grants:
             self.slots.grant(changes)
+        if seats or finished:
+            self.state.company = NOBODY_YET
         with self.state.lock:
             for row in finished:
                 self._forget(row)
@@ -212,12 +236,8 @@ class InputBatch:
         with self.state.lock:
             return self.state.tokens.get(slots, positions)
 
-    def requests_of(self, batch: ForwardBatch) -> tuple[RequestState, ...]:
-        return tuple(self.state.seated[slot] for slot in batch.slots.tolist())
-
-    @property
-    def empty(self) -> bool:
-        return not self.state.requests
+    def all_past_their_prompts(self, batch: ForwardBatch) -> bool:
+        return bool((batch.starts >= self.state.prompt_len[batch.slots]).all())
 
     def _add(self, seat: Seat) -> None:
         """A new request, or one that was retracted and whose output is known."""
@@ -234,6 +254,7 @@ class InputBatch:
             request.seatings += 1
             request.req_id, request.slot = _name(seat, request.seatings), seat.slot
         state.requests[seat.row], state.seated[seat.slot] = request, request
+        state.prompt_len[seat.slot], state.computed[seat.slot] = seat.prompt_len, 0
         state.tokens.clear(seat.slot)
         output = np.array(request.output_token_ids, dtype=np.int64)
         known = np.flatnonzero(output != UNKNOWN)
@@ -253,5 +274,9 @@ def _name(seat: Seat, seatings: int) -> str:
 
 def input_batch(slots: SlotState, *, max_model_len: int) -> InputBatch:
     count = len(slots.owners)
-    tokens = TokenTable(stored=np.zeros((count, max_model_len), dtype=np.int32), filled=np.zeros(count, dtype=np.int64))
-    return InputBatch(slots=slots, state=InputBatchState(tokens=tokens))
+
+    def zeros() -> Int64Array:
+        return np.zeros(count, dtype=np.int64)
+
+    tokens = TokenTable(stored=np.zeros((count, max_model_len), dtype=np.int32), filled=zeros())
+    return InputBatch(slots=slots, state=InputBatchState(tokens=tokens, prompt_len=zeros(), computed=zeros()))

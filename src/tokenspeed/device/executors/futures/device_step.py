@@ -13,6 +13,7 @@ from tokenspeed.device.executors.prepare import Prepared, PromptRows
 from tokenspeed.device.executors.streams import LOGPROB_ROWS
 from tokenspeed.device.sampling.base import Sampler
 from tokenspeed.device.step import ForwardStep, LayersReady, RaggedRows
+from tokenspeed.errors import InvariantBroken
 
 
 @attrs.define(eq=False)
@@ -97,15 +98,14 @@ class DeviceStep:
         return self.step.run(rows, layers=range(self.step.num_layers), ready=ready)
 
     def _sample(self, prepared: Prepared, logits: torch.Tensor | None, outputs: Outputs, size: int) -> torch.Tensor:
-        padded, count, backend = torch.zeros(size, dtype=torch.int64), len(prepared.sampled), self.runtime.backend
+        tokens, count, backend = torch.empty(0, dtype=torch.int64), len(prepared.sampled), self.runtime.backend
         if logits is None:
-            return padded
+            raise InvariantBroken("sampling of a forward that left no logits")
         if count:
             own = logits[:count]
             sampled = self.sampler.sample(own, slots=prepared.sampled_slots, positions=prepared.sampled_positions)
             # The row of a NaN may be in the next forward already: its input must be a token of the vocabulary.
             tokens = sampled.tokens.masked_fill(sampled.nan, 0)
-            padded[:count].copy_(tokens)
             outputs.tokens, outputs.nan = backend.to_host(tokens), backend.to_host(sampled.nan)
             if prepared.logprobs is not None:
                 among = backend.to_device(prepared.logprobs.among)
@@ -113,7 +113,7 @@ class DeviceStep:
                 outputs.logprobs = self._copies(*chosen, prepared.logprobs.top)
         if prepared.prompt is not None:
             outputs.prompt = self._prompt(prepared.prompt, logits[count:])
-        return padded
+        return tokens if size == count else torch.nn.functional.pad(tokens, (0, size - count))
 
     def _prompt(self, prompt: PromptRows, logits: torch.Tensor) -> tuple[LogprobCopies, ...]:
         targets = self.runtime.backend.to_device(prompt.targets)

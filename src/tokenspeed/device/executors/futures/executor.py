@@ -73,7 +73,7 @@ class FuturesExecutor:
             return NoForwardLanding(event=self.runtime.queue(_nothing, "fence"))
         output = self.runner.batch.view(batch, grants, dispatch, self.ended.take())
         self.runner.execute_model(output, ready)
-        landing = self.runner.sample_tokens(output)
+        landing = self.runner.sample_tokens()
         if self.runner.asynchronous:
             self.outputs.handle_output(landing)
         return landing

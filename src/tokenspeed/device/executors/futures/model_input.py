@@ -70,7 +70,7 @@ class HostInputs:
         return ModelInput(
             prepared=prepared,
             input_ids=prepared.token_ids,
-            req_ids=tuple(output.num_scheduled_tokens),
+            req_ids=output.req_ids,
             is_decode=decode,
             stale=stale,
         )
@@ -78,8 +78,7 @@ class HostInputs:
     def _is_decode(self, batch: ForwardBatch) -> bool:
         if not (batch.counts == 1).all() or not batch.samples.all():
             return False
-        prompts = [request.prompt_len for request in self.batch.requests_of(batch)]
-        return bool((batch.starts >= np.array(prompts)).all())
+        return self.batch.all_past_their_prompts(batch)
 
     def _bucket(self, rows: int) -> int:
         return next((size for size in self.buckets if size >= rows), rows)

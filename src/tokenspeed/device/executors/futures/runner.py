@@ -99,14 +99,14 @@ class ModelRunner:
         self._note("forward")
         state.execute_model_state = self.device.forward(inputs, ready, blocking=not self.asynchronous)
 
-    def sample_tokens(self, output: SchedulerOutput) -> AsyncModelRunnerOutput:
+    def sample_tokens(self) -> AsyncModelRunnerOutput:
         """Launch sampling for the forward of `execute_model`; the output is unresolved in the asynchronous flow."""
         state = self.state
         executed, state.execute_model_state = state.execute_model_state, None
         if executed is None:
             raise InvariantBroken("sampling without a forward")
         self._note("bookkeeping_sync")
-        sampled = self._snapshot(output, executed)
+        sampled = self._snapshot(executed)
         self._note("sample")
         outputs = Outputs()
         future = self.device.sample(executed, outputs)
@@ -133,8 +133,8 @@ class ModelRunner:
         if self.buffer.futures_sampled_token_ids is None:
             self.state.batch_composition_changed = False
             return
-        before, now = self.buffer.prev_req_ids_ordered, frozenset(output.num_scheduled_tokens)
-        changed = before is None or frozenset(before) != now
+        before, now = self.buffer.prev_req_ids_ordered, output.req_ids
+        changed = before is None or (before != now and frozenset(before) != frozenset(now))
         self.state.batch_composition_changed = changed
         if changed:
             self._materialize_pending_async_output(Fallback.COMPOSITION.value)
@@ -209,11 +209,11 @@ class ModelRunner:
         self._note("prepare_model_input")
         return self.builder.prepare_model_input(output)
 
-    def _snapshot(self, output: SchedulerOutput, executed: Executed) -> Sampled:
-        requests, prepared = self.batch.requests_of(output.batch), executed.inputs.prepared
-        return Sampled(
-            requests=tuple(requests[i] for i in prepared.sampled.tolist()), positions=prepared.sampled_positions
-        )
+    def _snapshot(self, executed: Executed) -> Sampled:
+        requests, prepared = self.batch.state.company.requests, executed.inputs.prepared
+        if len(prepared.sampled) < len(requests):
+            requests = tuple(requests[i] for i in prepared.sampled.tolist())
+        return Sampled(requests=requests, positions=prepared.sampled_positions)
 
     def _reader(self, landing: StreamLanding, executed: Executed) -> Callable[[], ForwardResult]:
         fallback, asynchronous = self.state.fell_back, self.asynchronous
