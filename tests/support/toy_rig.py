@@ -11,9 +11,18 @@ from device_doubles import cpu_backend
 
 from tokenspeed.device.backends.base import DeviceEvent, Job
 from tokenspeed.device.backends.cpu import CpuBackend
-from tokenspeed.device.executors.streams import StreamExecutor, stream_executor
+from tokenspeed.device.executors.futures.executor import futures_executor
+from tokenspeed.device.executors.streams import stream_executor
 from tokenspeed.device.gc_hooks import AutomaticCollection, RoundCounter
-from tokenspeed.device.handle import CacheOps, HostTier, NoHostTier, NoRemotePeer, RemotePeer, StreamDeviceHandle
+from tokenspeed.device.handle import (
+    CacheOps,
+    Executor,
+    HostTier,
+    NoHostTier,
+    NoRemotePeer,
+    RemotePeer,
+    StreamDeviceHandle,
+)
 from tokenspeed.device.handle import cache_ops_from_plan as adapt
 from tokenspeed.device.on_stream import on_stream
 from tokenspeed.device.profile import TraceProfiler
@@ -21,6 +30,7 @@ from tokenspeed.device.toy import ToyBound, ToyModel, ToySampler
 from tokenspeed.plane.plan import BlockGrants, Dispatch, ExecutionPlan, ForwardBatch, LogprobPlan, Seat
 from tokenspeed.plane.ports import Landing
 
+EXECUTORS = {"streams": stream_executor, "futures": futures_executor}
 VOCAB, PAGES, PAGE_TOKENS, SLOTS, MAX_LEN = 97, 33, 8, 4, 64
 
 
@@ -87,7 +97,7 @@ class ToyRig:
     backend: LoggedBackend
     bound: ToyBound
     sampler: ToySampler
-    executor: StreamExecutor
+    executor: Executor
     handle: StreamDeviceHandle
     log: list[tuple[str, str]]
 
@@ -126,6 +136,7 @@ def toy_rig(
     host_tier: HostTier | None = None,
     peer: RemotePeer | None = None,
     rounds: RoundCounter | None = None,
+    executor: str = "streams",
 ) -> Iterator[ToyRig]:
     with cpu_backend() as inner:
         log: list[tuple[str, str]] = []
@@ -135,9 +146,9 @@ def toy_rig(
         backend, sampler = LoggedBackend(inner=inner, log=log, **streams), ToySampler()
         model = ToyModel(vocab_size=VOCAB, nan_after=nan_after)
 
-        def make() -> tuple[ToyBound, StreamExecutor]:
+        def make() -> tuple[ToyBound, Executor]:
             bound = model.bind(None, num_pages=PAGES, page_tokens=PAGE_TOKENS)
-            return bound, stream_executor(
+            return bound, EXECUTORS[executor](
                 backend=backend,
                 step=bound.step,
                 pool=bound.pool,
@@ -149,13 +160,17 @@ def toy_rig(
                 page_tokens=PAGE_TOKENS,
             )
 
-        bound, executor = on_stream(inner.exec_stream, make, "make")
+        bound, made = on_stream(inner.exec_stream, make, "make")
         handle = StreamDeviceHandle(
             backend=backend,
-            executor=executor,
+            executor=made,
             profiler=TraceProfiler(stream=backend.exec_stream),
             rounds=rounds or AutomaticCollection(),
             host_tier=host_tier or NoHostTier(),
             peer=peer or NoRemotePeer(),
         )
-        yield ToyRig(backend=backend, bound=bound, sampler=sampler, executor=executor, handle=handle, log=log)
+        try:
+            yield ToyRig(backend=backend, bound=bound, sampler=sampler, executor=made, handle=handle, log=log)
+        finally:
+            inner.close()  # the device first: it resolves what an executor's thread waits for
+            made.close()
