@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Any, TextIO
@@ -67,4 +68,6 @@ def main(scratch: str, ranks: str, frontend: str) -> int:
 
 
 if __name__ == "__main__":
+    # A test run in the background may have inherited an ignored SIGINT, which the launcher respects.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main(*sys.argv[1:]))

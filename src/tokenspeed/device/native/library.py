@@ -86,14 +86,16 @@ class NativeLibrary:
             )
 
 
-def native_library(environ: Mapping[str, str] | None = None) -> NativeLibrary:
+def native_library(environ: Mapping[str, str] | None = None, *, package: Path | None = None) -> NativeLibrary:
     """Load the library that was installed; else the cached one; else compile it into the cache.
 
+    Args:
+        package: where an installation puts the library; default: beside this file.
     Raises: NotSupported: none of these works here; the text says why.
     """
     environ = os.environ if environ is None else environ
     name = library_name()
-    installed = Path(__file__).resolve().parent / name
+    installed = (package or Path(__file__).resolve().parent) / name
     cached = cache_folder(None, environ) / "native" / name
     for path in (installed, cached):
         if path.is_file():
@@ -107,10 +109,10 @@ def native_library(environ: Mapping[str, str] | None = None) -> NativeLibrary:
     return open_library(cached)
 
 
-def native_available(environ: Mapping[str, str] | None = None) -> bool:
+def native_available(environ: Mapping[str, str] | None = None, *, package: Path | None = None) -> bool:
     """Whether `native_library` works here; a warning says why not."""
     try:
-        native_library(environ)
+        native_library(environ, package=package)
     except NotSupported as reason:
         log.warning("%s; torch computes instead, and results may depend on the batch in their last bits", reason)
         return False
