@@ -95,11 +95,13 @@ class Timeline:
     Attributes:
         clock: the device's. Times already computed do not depend on when it is read.
         changed: guards the state; notified when the next end has moved or the end of all has come.
+        firing: held while events are completed, so that they complete in the order of their ends.
     """
 
     clock: Clock
     observer: JobObserver = attrs.field(factory=NoObserver)
     changed: threading.Condition = attrs.field(factory=threading.Condition)
+    firing: threading.Lock = attrs.field(factory=threading.Lock)
     state: TimelineState = attrs.field(factory=TimelineState)
 
     def place(self, job: SimulatedJob) -> None:
@@ -126,13 +128,14 @@ class Timeline:
 
     def fire(self) -> float | None:
         """Complete every job that has ended by now; returns when the next one ends, None if none will."""
-        with self.changed:
-            due, now_s, ended = self.state.due, self.clock.now_s(), []
-            while due and (due[0][0] <= now_s or self.state.closed):
-                ended.append(heapq.heappop(due)[2])
-            following = due[0][0] if due else None
-        for job in ended:
-            job.event.complete(job.error, job.seconds)
+        with self.firing:
+            with self.changed:
+                due, now_s, ended = self.state.due, self.clock.now_s(), []
+                while due and (due[0][0] <= now_s or self.state.closed):
+                    ended.append(heapq.heappop(due)[2])
+                following = due[0][0] if due else None
+            for job in ended:
+                job.event.complete(job.error, job.seconds)
         return following
 
     def close(self) -> None:
