@@ -78,7 +78,7 @@ def test_pause_wait_lets_requests_finish_and_the_resume_admits_what_was_buffered
     assert [len(rig.link.tokens(rid)) for rid in "bc"] == [6, 6]
 
 
-@pytest.mark.contract("CP-3", "RA-16")
+@pytest.mark.contract("CP-3", "RA-16", "DO-11")
 @pytest.mark.parametrize("overlap", [False, True])
 def test_pause_keep_answers_at_once_and_the_streams_go_on_unchanged(overlap: bool) -> None:
     plain = hand_rig(overlap=overlap)
