@@ -25,7 +25,11 @@ class SampledTokens:
 
 
 class Sampler(Protocol):
-    """Keeps what it must know of each slot's request, and of the tokens it drew. Exec stream's jobs only."""
+    """Keeps what it must know of each slot's request, and of the tokens it drew. Exec stream's jobs only.
+
+    One that brings logits to the host says so by an attribute ``samples_on_host = True``: the futures
+    executor refuses it, since a step's tokens must stay on the device until the next step has them.
+    """
 
     def seat(self, seat: Seat) -> None:
         """A new owner of ``seat.slot``; replaces what was known of the one before."""
