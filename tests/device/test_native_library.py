@@ -28,7 +28,7 @@ from tokenspeed.device.native.step import rows_struct
 from tokenspeed.device.native.structs import CallStruct, Status
 from tokenspeed.device.step import AllReady
 from tokenspeed.errors import NotSupported, SettingsError
-from tokenspeed.settings.model import DeviceSettings, Forward, WeightsMode
+from tokenspeed.settings.model import DeviceSettings, Forward, KvDtype, WeightsMode
 
 
 def run_once() -> torch.Tensor:
@@ -197,6 +197,25 @@ def test_torch_is_chosen_by_name_and_refuses_weights_it_does_not_have() -> None:
     assert isinstance(cpu_model_factory(DeviceSettings(forward=Forward.TORCH)), ModelFromWeights)
     with pytest.raises(SettingsError, match=r"device\.weights: int8g32"):
         cpu_model_factory(DeviceSettings(forward=Forward.TORCH, weights=WeightsMode.INT8G32))
+    with pytest.raises(SettingsError, match=r"device\.kv_dtype: float16"):
+        cpu_model_factory(DeviceSettings(forward=Forward.TORCH, kv_dtype=KvDtype.FLOAT16))
+
+
+@pytest.mark.parametrize(
+    ("weights", "kv_dtype", "mode", "numbers"),
+    [
+        (WeightsMode.AUTO, KvDtype.AUTO, WeightsMode.NATIVE, torch.float16),
+        (WeightsMode.EXACT, KvDtype.AUTO, WeightsMode.EXACT, torch.float32),
+        (WeightsMode.EXACT, KvDtype.FLOAT16, WeightsMode.EXACT, torch.float16),
+        (WeightsMode.INT8G32, KvDtype.FLOAT32, WeightsMode.INT8G32, torch.float32),
+    ],
+)
+def test_what_is_left_open_is_decided_from_the_rest(
+    weights: WeightsMode, kv_dtype: KvDtype, mode: WeightsMode, numbers: torch.dtype
+) -> None:
+    factory = cpu_model_factory(DeviceSettings(weights=weights, kv_dtype=kv_dtype))
+    assert isinstance(factory, NativeModel)
+    assert (factory.mode, factory.kv_dtype) == (mode, numbers)
 
 
 def test_a_workspace_that_is_too_small_is_refused() -> None:

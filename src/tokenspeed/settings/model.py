@@ -60,6 +60,14 @@ class Forward(enum.Enum):
     TORCH = "torch"
 
 
+class KvDtype(enum.Enum):
+    """Numbers of the KV pool."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+
+
 class Policy(enum.Enum):
     """Order of the waiting queue."""
 
@@ -156,8 +164,12 @@ class DeviceSettings:
         default=WeightsMode.AUTO,
         metadata={
             "help": "exact: float32; fp16: rounded to half; native: as the file has them, quantized blocks included;"
-            " int8g32: 8 bits in groups of 32; auto: exact"
+            " int8g32: 8 bits in groups of 32; auto: native"
         },
+    )
+    kv_dtype: KvDtype = attrs.field(
+        default=KvDtype.AUTO,
+        metadata={"help": "numbers of the KV pool; auto: float32 with exact weights or torch, else float16"},
     )
     memory_gib: float | None = attrs.field(
         default=None,

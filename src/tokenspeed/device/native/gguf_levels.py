@@ -77,8 +77,7 @@ def _q5_0(blocks: Bytes, rows: int) -> QuantLevels:
 
 def _q5_1(blocks: Bytes, rows: int) -> QuantLevels:
     q = _nibbles(blocks[:, 8:]).reshape(-1, 32) | _fifth_bits(blocks, 4) << 4
-    twice = np.repeat
-    return _levels(Format.Q8K, rows, q, twice(_half(blocks, 0), 2, axis=1), twice(_half(blocks, 2), 2, axis=1))
+    return _levels(Format.Q8M, rows, q, _half(blocks, 0), _half(blocks, 2))
 
 
 def _iq4_nl(blocks: Bytes, rows: int) -> QuantLevels:

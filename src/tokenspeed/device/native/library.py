@@ -49,6 +49,7 @@ _SIGNATURES: tuple[tuple[str, object, tuple[object, ...]], ...] = (
     ("ts_pack_floats", None, (_INT32, _POINTER, _INT64, _INT64, _POINTER)),
     ("ts_pack_quants", None, (_INT32, _POINTER, _POINTER, _POINTER, _INT64, _INT64, _POINTER)),
     ("ts_pack_blocks", None, (_INT32, _POINTER, _INT64, _INT64, _POINTER)),
+    ("ts_repack", None, (ctypes.POINTER(LinearStruct), _INT32, _POINTER)),
     ("ts_unpack_row", None, (ctypes.POINTER(LinearStruct), _INT64, _POINTER)),
     ("ts_layout", None, (ctypes.POINTER(_INT64),)),
     ("ts_project", None, (ctypes.POINTER(LinearStruct), _POINTER, _INT64, _POINTER, _POINTER)),

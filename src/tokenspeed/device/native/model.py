@@ -18,11 +18,11 @@ from tokenspeed.device.native.weights import NativeWeights, load_native
 from tokenspeed.device.parts import LoadedWeights, ModelFactory
 from tokenspeed.device.weights.shapes import tensor_shapes
 from tokenspeed.errors import InvariantBroken, NotSupported, SettingsError
-from tokenspeed.settings.model import DeviceSettings, Forward, WeightsMode
+from tokenspeed.settings.model import DeviceSettings, Forward, KvDtype, WeightsMode
 
 log = logging.getLogger(__name__)
 
-_BYTES_EACH = {WeightsMode.EXACT: 4.0, WeightsMode.FP16: 2.0, WeightsMode.INT8G32: 34 / 32}
+_BYTES_EACH = {WeightsMode.EXACT: 4.0, WeightsMode.FP16: 2.0, WeightsMode.INT8G32: 36 / 32}
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -64,25 +64,36 @@ class NativeModel:
 
 
 def cpu_model_factory(device: DeviceSettings) -> ModelFactory:
-    """What `device.forward` and `device.weights` ask for. May compile the library, which takes seconds.
+    """What `device.forward`, `weights` and `kv_dtype` ask for. May compile the library, which takes seconds.
 
-    Raises: SettingsError: torch has no such weights. NotSupported: the native forward is asked for
-        and cannot be had; the text says why.
+    Raises: SettingsError: torch has no such weights or pool. NotSupported: the native forward is asked
+        for and cannot be had; the text says why.
     """
-    torch_weights = device.weights in (WeightsMode.AUTO, WeightsMode.EXACT)
     if device.forward is Forward.TORCH:
-        if not torch_weights:
-            raise SettingsError(
-                f"device.weights: {device.weights.value} is for device.forward native; with torch they are exact"
-            )
+        _check_torch(device)
         return ModelFromWeights()
     try:
         library = native_library()
     except NotSupported as reason:
-        if device.forward is Forward.NATIVE or not torch_weights:
+        if device.forward is Forward.NATIVE or not _torch_can(device):
             raise
         log.warning("%s; torch computes: a token's last bits may depend on the batch it is in", reason)
         return ModelFromWeights()
-    mode = WeightsMode.EXACT if device.weights is WeightsMode.AUTO else device.weights
-    log.info("native forward: %s, weights %s", library.instruction_set, mode.value)
-    return NativeModel(library=library, mode=mode)
+    mode = WeightsMode.NATIVE if device.weights is WeightsMode.AUTO else device.weights
+    half = device.kv_dtype is KvDtype.FLOAT16 or (device.kv_dtype is KvDtype.AUTO and mode is not WeightsMode.EXACT)
+    kv_dtype = torch.float16 if half else torch.float32
+    log.info("native forward: %s, weights %s, KV %s", library.instruction_set, mode.value, kv_dtype)
+    return NativeModel(library=library, mode=mode, kv_dtype=kv_dtype)
+
+
+def _torch_can(device: DeviceSettings) -> bool:
+    return device.weights in (WeightsMode.AUTO, WeightsMode.EXACT) and device.kv_dtype is not KvDtype.FLOAT16
+
+
+def _check_torch(device: DeviceSettings) -> None:
+    if device.weights not in (WeightsMode.AUTO, WeightsMode.EXACT):
+        raise SettingsError(
+            f"device.weights: {device.weights.value} is for device.forward native; with torch they are exact"
+        )
+    if device.kv_dtype is KvDtype.FLOAT16:
+        raise SettingsError("device.kv_dtype: float16 is for device.forward native; with torch it is float32")

@@ -82,9 +82,8 @@ class Packing:
 
 
 def pack_floats(packing: Packing, weight: torch.Tensor, kind: Format) -> PackedLinear:
-    """Pack float32 ``[out, in]``; F32 keeps it, F16 and BF16 round it, Q8 quantizes groups of 32 inputs."""
-    if kind not in (Format.F32, Format.F16, Format.BF16, Format.Q8):
-        raise InvariantBroken("a format that floats are not packed to", format=kind)
+    """Pack float32 ``[out, in]``; F32 keeps it, F16 and BF16 round it, Q8M quantizes groups of 32 inputs."""
+    _check_floats(kind)
     if weight.dtype != torch.float32:
         raise InvariantBroken("a weight that is not float32", dtype=weight.dtype)
     weight = weight.contiguous()
@@ -128,6 +127,15 @@ def pack_blocks(packing: Packing, blocks: Bytes, shape: tuple[int, int], ggml_ty
     return linear
 
 
+def repack(packing: Packing, linear: PackedLinear, kind: Format) -> PackedLinear:
+    """The same weights in another format, one that `pack_floats` takes."""
+    _check_floats(kind)
+    other = attrs.evolve(packing.empty(kind, linear.out_features, linear.in_features), bias=linear.bias)
+    struct = linear.struct()
+    packing.library.calls.ts_repack(ctypes.byref(struct), int(kind), other.panels.ctypes.data)
+    return other
+
+
 def unpack(library: NativeLibrary, linear: PackedLinear) -> torch.Tensor:
     """The float32 ``[out, in]`` that `linear` stands for."""
     weight = torch.empty((linear.out_features, linear.in_features), dtype=torch.float32)
@@ -145,3 +153,8 @@ def project(library: NativeLibrary, linear: PackedLinear, x: torch.Tensor) -> to
     struct = linear.struct()
     library.calls.ts_project(ctypes.byref(struct), x.data_ptr(), len(x), y.data_ptr(), workspace.data_ptr())
     return y
+
+
+def _check_floats(kind: Format) -> None:
+    if kind not in (Format.F32, Format.F16, Format.BF16, Format.Q8M):
+        raise InvariantBroken("a format that floats are not packed to", format=kind)

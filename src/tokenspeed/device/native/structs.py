@@ -17,8 +17,9 @@ class Format(enum.IntEnum):
     BF16 = 2
     Q8 = 3
     Q4M = 4
-    Q8K = 5
-    Q4K = 6
+    Q8M = 5
+    Q8K = 6
+    Q4K = 7
 
 
 class Status(enum.IntEnum):

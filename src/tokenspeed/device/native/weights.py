@@ -95,10 +95,11 @@ class FloatPacker:
 def packer_for(library: NativeLibrary, source: TensorSource, mode: WeightsMode) -> Packer:
     """How `mode` packs the tensors of `source`."""
     packing = Packing(library=library)
-    if mode is WeightsMode.NATIVE and isinstance(source, GgufSource):
-        return GgufPanels(packing=packing, source=source)
-    formats = {WeightsMode.NATIVE: None, WeightsMode.FP16: Format.F16, WeightsMode.INT8G32: Format.Q8}
-    return FloatPacker(packing=packing, source=source, format=formats.get(mode, Format.F32))
+    formats = {WeightsMode.NATIVE: None, WeightsMode.FP16: Format.F16, WeightsMode.INT8G32: Format.Q8M}
+    kind = formats.get(mode, Format.F32)
+    if isinstance(source, GgufSource):
+        return GgufPanels(packing=packing, source=source, format=kind)
+    return FloatPacker(packing=packing, source=source, format=kind)
 
 
 def load_native(library: NativeLibrary, checkpoint: Checkpoint, mode: WeightsMode, progress: Progress) -> NativeWeights:

@@ -66,6 +66,7 @@ TS_INLINE void float_tiles(int32_t format, int rows, const float *x, int64_t x_s
 TS_INLINE v16 load_scales(int32_t format, const void *group, int half) {
     switch (format) {
     case TS_Q8: return v16_load_f16(((const ts_q8 *)group)->scale);
+    case TS_Q8M: return v16_load_f16(((const ts_q8m *)group)->scale);
     case TS_Q4M: return v16_load_f16(((const ts_q4m *)group)->scale);
     case TS_Q4K: return v16_load(((const ts_q4k *)group)->scale);
     default: return v16_load(((const ts_q8k *)group)->scale[half]);
@@ -74,6 +75,7 @@ TS_INLINE v16 load_scales(int32_t format, const void *group, int half) {
 
 TS_INLINE v16 load_mins(int32_t format, const void *group, int half) {
     switch (format) {
+    case TS_Q8M: return v16_load_f16(((const ts_q8m *)group)->min);
     case TS_Q4M: return v16_load_f16(((const ts_q4m *)group)->min);
     case TS_Q4K: return v16_load(((const ts_q4k *)group)->min);
     default: return v16_load(((const ts_q8k *)group)->min[half]);
@@ -83,6 +85,7 @@ TS_INLINE v16 load_mins(int32_t format, const void *group, int half) {
 TS_INLINE int64_t group_bytes(int32_t format) {
     switch (format) {
     case TS_Q8: return sizeof(ts_q8);
+    case TS_Q8M: return sizeof(ts_q8m);
     case TS_Q4M: return sizeof(ts_q4m);
     case TS_Q4K: return sizeof(ts_q4k);
     default: return sizeof(ts_q8k);
@@ -94,7 +97,11 @@ TS_INLINE const uint16_t *nibbles(int32_t format, const void *group, int quarter
 }
 
 TS_INLINE const int8_t *bytes(int32_t format, const void *group, int pair) {
-    return format == TS_Q8 ? &((const ts_q8 *)group)->q[pair][0][0] : &((const ts_q8k *)group)->q[pair][0][0];
+    switch (format) {
+    case TS_Q8: return &((const ts_q8 *)group)->q[pair][0][0];
+    case TS_Q8M: return &((const ts_q8m *)group)->q[pair][0][0];
+    default: return &((const ts_q8k *)group)->q[pair][0][0];
+    }
 }
 
 /* Add the products of inputs first .. last - 1 of a group, whole eights, to the integer sums. */
@@ -166,6 +173,7 @@ TS_INLINE void quant_tile(int32_t format, int rows, const ts_input *in, int64_t 
     }
 
 QUANT_TILE(quant_tile_q8, TS_Q8)
+QUANT_TILE(quant_tile_q8m, TS_Q8M)
 QUANT_TILE(quant_tile_q4m, TS_Q4M)
 QUANT_TILE(quant_tile_q8k, TS_Q8K)
 QUANT_TILE(quant_tile_q4k, TS_Q4K)
@@ -184,6 +192,7 @@ static void project_tile(const ts_linear *w, const ts_input *in, int64_t row, in
         break;
     }
     case TS_Q8: quant_tile_q8(rows, in, row, panels + panel * groups * group_bytes(TS_Q8), groups, tile); break;
+    case TS_Q8M: quant_tile_q8m(rows, in, row, panels + panel * groups * group_bytes(TS_Q8M), groups, tile); break;
     case TS_Q4M: quant_tile_q4m(rows, in, row, panels + panel * groups * group_bytes(TS_Q4M), groups, tile); break;
     case TS_Q8K: quant_tile_q8k(rows, in, row, panels + panel * groups * group_bytes(TS_Q8K), groups, tile); break;
     case TS_Q4K: quant_tile_q4k(rows, in, row, panels + panel * groups * group_bytes(TS_Q4K), groups, tile); break;

@@ -36,9 +36,10 @@ typedef enum {
     TS_BF16 = 2, /* bfloat16 [in][16] */
     TS_Q8 = 3,   /* ts_q8    [in / 32]: scale * q */
     TS_Q4M = 4,  /* ts_q4m   [in / 32]: scale * q + min */
-    TS_Q8K = 5,  /* ts_q8k   [in / 32]: scale * q + min, float32 scales, two a group */
-    TS_Q4K = 6,  /* ts_q4k   [in / 32]: scale * q + min, float32 scales */
-    TS_FORMATS = 7
+    TS_Q8M = 5,  /* ts_q8m   [in / 32]: scale * q + min */
+    TS_Q8K = 6,  /* ts_q8k   [in / 32]: scale * q + min, float32 scales, two a group */
+    TS_Q4K = 7,  /* ts_q4k   [in / 32]: scale * q + min, float32 scales */
+    TS_FORMATS = 8
 } ts_format;
 
 /* A group of 32 inputs for 16 outputs. In q8, q[p][o][i] is the weight of input 2p + i for output o. */
@@ -53,6 +54,12 @@ typedef struct {
     uint16_t min[16];
     uint16_t q[4][16][2];
 } ts_q4m;
+
+typedef struct {
+    uint16_t scale[16];
+    uint16_t min[16];
+    int8_t q[16][16][2];
+} ts_q8m;
 
 /* scale[h] is of inputs 16h to 16h + 15 of the group. */
 typedef struct {
@@ -159,8 +166,8 @@ TS_API const char *ts_instruction_set(void);
 
 TS_API int64_t ts_panel_bytes(int32_t format, int64_t out, int64_t in);
 
-/* float32 [out][in] to TS_F32, TS_F16 or TS_BF16 panels (rounded to nearest even) or to TS_Q8
- * (symmetric, scale = largest magnitude / 127 rounded up to binary16). */
+/* float32 [out][in] to TS_F32, TS_F16 or TS_BF16 panels (rounded to nearest even) or to TS_Q8M (256 levels
+ * from the least to the greatest weight of a group). */
 TS_API void ts_pack_floats(int32_t format, const float *weight, int64_t out, int64_t in, void *panels);
 
 /* int8 [out][in] and float32 [out][groups] scales and mins (NULL: 0) to quantized panels. TS_Q8K has
@@ -170,6 +177,9 @@ TS_API void ts_pack_quants(int32_t format, const int8_t *q, const float *scale, 
 
 /* The same from GGUF blocks as a file has them, [out][in / 32]: 2 = Q4_0, 3 = Q4_1, 8 = Q8_0 (ggml's numbers). */
 TS_API void ts_pack_blocks(int32_t ggml_type, const uint8_t *blocks, int64_t out, int64_t in, void *panels);
+
+/* The weights of one matrix in panels as panels of a format that ts_pack_floats takes. */
+TS_API void ts_repack(const ts_linear *from, int32_t format, void *panels);
 
 /* One row of a matrix in panels as float32 [in]: what the forward multiplies by. */
 TS_API void ts_unpack_row(const ts_linear *linear, int64_t row, float *out);

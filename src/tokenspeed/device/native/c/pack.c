@@ -4,6 +4,7 @@
 #include "half.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 static int64_t input_bytes(int32_t format) { return format == TS_F32 ? 4 * TS_PANEL : 2 * TS_PANEL; }
@@ -11,6 +12,7 @@ static int64_t input_bytes(int32_t format) { return format == TS_F32 ? 4 * TS_PA
 static int64_t group_bytes(int32_t format) {
     switch (format) {
     case TS_Q8: return sizeof(ts_q8);
+    case TS_Q8M: return sizeof(ts_q8m);
     case TS_Q4M: return sizeof(ts_q4m);
     case TS_Q8K: return sizeof(ts_q8k);
     default: return sizeof(ts_q4k);
@@ -46,6 +48,13 @@ static void put_group(int32_t format, void *group, int o, const int8_t *q, const
     case TS_Q8: {
         ts_q8 *to = group;
         to->scale[o] = ts_float_to_half(scale[0]);
+        put_bytes(to->q, o, q);
+        break;
+    }
+    case TS_Q8M: {
+        ts_q8m *to = group;
+        to->scale[o] = ts_float_to_half(scale[0]);
+        to->min[o] = ts_float_to_half(min[0]);
         put_bytes(to->q, o, q);
         break;
     }
@@ -87,25 +96,30 @@ static void clear_padding(int32_t format, int64_t out, int64_t in, void *panels)
 
 /* ---- whole matrices ------------------------------------------------------------------------------------ */
 
-/* Symmetric: the largest magnitude of the group becomes 127. The scale is what binary16 keeps of it. */
-static void quantize_group(const float *weight, int64_t n, int8_t *q, float *scale) {
-    float largest = 0.0f;
-    for (int64_t k = 0; k < n; k++) largest = fabsf(weight[k]) > largest ? fabsf(weight[k]) : largest;
-    *scale = ts_half_to_float(ts_float_to_half(largest / 127.0f));
+/* 256 levels from the least weight to the greatest: q from -128 to 127, so that `min` is the middle. Scale and
+ * min are what binary16 keeps of them, and the levels are chosen for those. */
+static void quantize_group(const float *weight, int64_t n, int8_t *q, float *scale, float *min) {
+    float least = weight[0], greatest = weight[0];
+    for (int64_t k = 1; k < n; k++) {
+        least = weight[k] < least ? weight[k] : least;
+        greatest = weight[k] > greatest ? weight[k] : greatest;
+    }
+    *scale = ts_half_to_float(ts_float_to_half((greatest - least) / 255.0f));
+    *min = ts_half_to_float(ts_float_to_half(least + 128.0f * *scale));
     for (int64_t k = 0; k < TS_GROUP; k++) {
-        float level = k < n && *scale > 0.0f ? rintf(weight[k] / *scale) : 0.0f;
-        q[k] = (int8_t)(level > 127.0f ? 127.0f : level < -127.0f ? -127.0f : level);
+        float level = k < n && *scale > 0.0f ? rintf((weight[k] - *min) / *scale) : 0.0f;
+        q[k] = (int8_t)(level > 127.0f ? 127.0f : level < -128.0f ? -128.0f : level);
     }
 }
 
 static void pack_row(int32_t format, const float *weight, int64_t row, int64_t in, void *panels) {
-    if (format == TS_Q8) {
+    if (format == TS_Q8M) {
         for (int64_t g = 0; g < ts_groups(in); g++) {
             int64_t left = in - g * TS_GROUP;
             int8_t q[TS_GROUP];
-            float scale;
-            quantize_group(weight + g * TS_GROUP, left < TS_GROUP ? left : TS_GROUP, q, &scale);
-            put_group(format, group_at(format, panels, in, row, g), (int)(row % TS_PANEL), q, &scale, NULL);
+            float scale, min;
+            quantize_group(weight + g * TS_GROUP, left < TS_GROUP ? left : TS_GROUP, q, &scale, &min);
+            put_group(format, group_at(format, panels, in, row, g), (int)(row % TS_PANEL), q, &scale, &min);
         }
         return;
     }
@@ -186,6 +200,11 @@ static float quantized(int32_t format, const void *group, int o, int k) {
         const ts_q8 *from = group;
         return ts_half_to_float(from->scale[o]) * (float)from->q[k / 2][o][k % 2];
     }
+    case TS_Q8M: {
+        const ts_q8m *from = group;
+        float level = (float)from->q[k / 2][o][k % 2];
+        return ts_half_to_float(from->scale[o]) * level + ts_half_to_float(from->min[o]);
+    }
     case TS_Q4M: {
         const ts_q4m *from = group;
         float level = (float)(from->q[quarter][o][k % 2] >> 4 * nibble & 15);
@@ -217,4 +236,14 @@ void ts_unpack_row(const ts_linear *linear, int64_t row, float *out) {
         default: out[k] = quantized(format, panel + k / TS_GROUP * group_bytes(format), o, (int)(k % TS_GROUP)); break;
         }
     }
+}
+
+void ts_repack(const ts_linear *from, int32_t format, void *panels) {
+    float *row = malloc((size_t)from->in * sizeof(float));
+    clear_padding(format, from->out, from->in, panels);
+    for (int64_t r = 0; row && r < from->out; r++) {
+        ts_unpack_row(from, r, row);
+        pack_row(format, row, r, from->in, panels);
+    }
+    free(row);
 }
