@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import attrs
 import torch
+from gguf.constants import GGML_QUANT_SIZES
+from gguf.constants import GGMLQuantizationType as Ggml
 
 from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.config import ModelConfig
@@ -22,7 +26,10 @@ from tokenspeed.settings.model import DeviceSettings, Forward, KvDtype, WeightsM
 
 log = logging.getLogger(__name__)
 
-_BYTES_EACH = {WeightsMode.EXACT: 4.0, WeightsMode.FP16: 2.0, WeightsMode.INT8G32: 36 / 32}
+_BYTES_EACH: Mapping[WeightsMode, float] = MappingProxyType(
+    {WeightsMode.EXACT: 4.0, WeightsMode.FP16: 2.0, WeightsMode.INT8G32: 36 / 32}
+)
+_STORED_BYTES: Mapping[str, float] = MappingProxyType({"float16": 2.0, "bfloat16": 2.0})
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -42,7 +49,7 @@ class NativeModel:
 
     def expected_bytes(self, config: ModelConfig) -> int:
         numbers = sum(math.prod(shape) for shape in tensor_shapes(config).values())
-        return int(numbers * _BYTES_EACH.get(self.mode, 0.0))
+        return int(numbers * (stored_bytes_each(config) if self.mode is WeightsMode.NATIVE else _BYTES_EACH[self.mode]))
 
     def bytes_per_page(self, config: ModelConfig, page_tokens: int) -> int:
         return native_kv_bytes_per_page(config, page_tokens, self.kv_dtype)
@@ -61,6 +68,14 @@ class NativeModel:
             threads=self.threads or torch.get_num_threads(),
             kv_dtype=self.kv_dtype,
         )
+
+
+def stored_bytes_each(config: ModelConfig) -> float:
+    """Bytes of one weight in the main type that the checkpoint is stored in; 4 for types unknown here."""
+    if config.torch_dtype in Ggml.__members__:
+        elements, size = GGML_QUANT_SIZES[Ggml[config.torch_dtype]]
+        return float(size) / float(elements)
+    return _STORED_BYTES.get(config.torch_dtype, 4.0)
 
 
 def cpu_model_factory(device: DeviceSettings) -> ModelFactory:
