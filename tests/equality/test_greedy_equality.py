@@ -16,7 +16,7 @@ import pytest
 
 from tokenspeed.compose.engine import RankEngine, rank_engine
 from tokenspeed.plane.messages import GenerateRequest, OutputBatch, SamplingParams, frozen_tokens
-from tokenspeed.settings.model import CacheSettings, DeviceSettings, SchedulerSettings, Settings
+from tokenspeed.settings.model import CacheSettings, DeviceSettings, SchedulerSettings, Settings, WeightsMode
 from tokenspeed.testing import RecordingLink
 
 REFERENCE = Path(__file__).parent / "reference" / "smollm2-135m-q4_1.json"
@@ -109,7 +109,7 @@ def test_greedy_tokens_equal_the_reference(
     depth: int, prefix: bool, chunk: int, record_property: pytest.RecordProperty
 ) -> None:
     settings = Settings(
-        device=DeviceSettings(kv_pool_tokens=20_480),
+        device=DeviceSettings(kv_pool_tokens=20_480, weights=WeightsMode.EXACT),  # what the margin is for
         scheduler=SchedulerSettings(max_num_seqs=32, max_batched_tokens=512, chunk_tokens=chunk, overlap=depth == 1),
         cache=CacheSettings(prefix=prefix),
     )
