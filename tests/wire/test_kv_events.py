@@ -62,12 +62,7 @@ def peers() -> Iterator[Open]:
             sock.setsockopt(zmq.RCVTIMEO, 10_000)
             sock.setsockopt(zmq.LINGER, 0)
             sock.connect(str(address))
-        monitor = subscriber.get_monitor_socket()
         subscriber.setsockopt(zmq.SUBSCRIBE, b"")
-        while struct.unpack("=H", monitor.recv_multipart()[0][:2])[0] != zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            pass
-        subscriber.disable_monitor()
-        monitor.close()
         found = Peers(publisher, subscriber, replay)
         opened.append(found)
         _until_heard(found)
@@ -83,7 +78,7 @@ def peers() -> Iterator[Open]:
 
 
 def _until_heard(found: Peers) -> None:
-    """A subscription reaches a PUB socket some time after the handshake: publish until it has."""
+    """A subscription reaches a PUB socket some time after the connect: publish until it has."""
     found.subscriber.setsockopt(zmq.RCVTIMEO, 20)
     for _ in range(500):
         found.publisher.publish((AllBlocksCleared(),))
