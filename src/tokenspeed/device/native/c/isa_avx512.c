@@ -1,7 +1,7 @@
 #if defined(__x86_64__)
 #include "simd_avx512.h"
 
-#define TS_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
+#define TS_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
 #include "vector.h"
 #include "linear.h"
 #include "kv.h"

@@ -1,12 +1,16 @@
 /* Sharing out projections: by panels, and by blocks of rows so that a block's activations stay in a core's cache. */
 #include "step.h"
 
-enum { CACHE_BYTES = 256 * 1024 };
+enum {
+    CACHE_BYTES = 256 * 1024,
+    WHOLE_TILES = 24, /* a multiple of every instruction set's rows of a tile */
+};
 
 static int64_t block_rows(const ts_linear *linear, int64_t rows) {
     int64_t row_bytes = linear->in * (ts_is_quantized(linear->format) ? 3 : 4); /* with a group's 16 bytes, nearly */
-    int64_t fit = CACHE_BYTES / row_bytes / 12 * 12;                            /* whole tiles on every machine */
-    int64_t blocks = ts_round_up(rows, fit < 12 ? 12 : fit) / (fit < 12 ? 12 : fit);
+    int64_t most = CACHE_BYTES / row_bytes / WHOLE_TILES * WHOLE_TILES;
+    if (most < WHOLE_TILES) most = WHOLE_TILES;
+    int64_t blocks = ts_round_up(rows, most) / most;
     return (rows + blocks - 1) / blocks;
 }
 

@@ -5,7 +5,7 @@
 #include <immintrin.h>
 #include <stdint.h>
 
-enum { TS_TILE_ROWS = 12 }; /* enough chains of additions to hide their latency, and 20 registers to spare */
+enum { TS_TILE_ROWS = 8 }; /* enough chains of additions to hide their latency */
 
 #define TS_INLINE static inline __attribute__((always_inline, unused))
 

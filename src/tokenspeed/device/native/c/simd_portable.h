@@ -30,9 +30,15 @@ typedef struct { int16_t i[32]; } i16x32;  /* two neighbours for each of 16 colu
 TS_INLINE v16 v16_set1(float x) { v16 r; TS_LANES(i) r.f[i] = x; return r; }
 TS_INLINE v16 v16_load(const float *p) { v16 r; memcpy(r.f, p, sizeof r.f); return r; }
 TS_INLINE void v16_store(float *p, v16 a) { memcpy(p, a.f, sizeof a.f); }
-TS_INLINE v16 v16_load_f16(const uint16_t *p) { v16 r; TS_LANES(i) r.f[i] = ts_half_to_float(p[i]); return r; }
+static v16 __attribute__((noinline, unused)) v16_load_f16(const uint16_t *p) {
+    v16 r;
+    TS_LANES(i) r.f[i] = ts_half_to_float(p[i]);
+    return r;
+}
 TS_INLINE v16 v16_load_bf16(const uint16_t *p) { v16 r; TS_LANES(i) r.f[i] = ts_bf16_to_float(p[i]); return r; }
-TS_INLINE void v16_store_f16(uint16_t *p, v16 a) { TS_LANES(i) p[i] = ts_float_to_half(a.f[i]); }
+static void __attribute__((noinline, unused)) v16_store_f16(uint16_t *p, v16 a) {
+    TS_LANES(i) p[i] = ts_float_to_half(a.f[i]);
+}
 TS_INLINE v16 v16_add(v16 a, v16 b) { TS_LANES(i) a.f[i] += b.f[i]; return a; }
 TS_INLINE v16 v16_sub(v16 a, v16 b) { TS_LANES(i) a.f[i] -= b.f[i]; return a; }
 TS_INLINE v16 v16_mul(v16 a, v16 b) { TS_LANES(i) a.f[i] *= b.f[i]; return a; }
