@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from paged_rows import Sequenced, paged_run
 
 from tokenspeed.checkpoint.checkpoint import Checkpoint
@@ -57,3 +58,23 @@ def test_every_prompt_continues_as_the_reference_does(checkpoint: Checkpoint, mo
             if number not in excused and len(row.tokens) < len(prompts[number]["prompt"]) + STEPS
         ]
     assert len(excused) <= 2, excused
+
+
+def predictions(checkpoint: Checkpoint, mode: WeightsMode, texts: list[list[int]], kv_dtype: torch.dtype) -> list[int]:
+    """The likeliest next token at every position of every text."""
+    factory = NativeModel(library=native_library(), mode=mode, kv_dtype=kv_dtype)
+    model = factory.bind(factory.load(checkpoint, NoProgress()), num_pages=NUM_PAGES, page_tokens=PAGE_TOKENS)
+    run = paged_run(model.step, num_pages=NUM_PAGES, page_tokens=PAGE_TOKENS)
+    logits = [run.forward([(run.sequence(text), len(text))], all_logits=True) for text in texts]
+    return torch.cat(logits).argmax(dim=1).tolist()
+
+
+@pytest.mark.model
+def test_every_mode_agrees_with_exact_weights_on_nearly_every_token(checkpoint: Checkpoint) -> None:
+    prompts = json.loads(REFERENCE.read_text())["prompts"]
+    texts = [p["prompt"] + p["tokens"] for p in prompts if 40 < len(p["prompt"]) < 120][:6]
+    exact = predictions(checkpoint, WeightsMode.EXACT, texts, torch.float32)
+    least = {WeightsMode.NATIVE: 0.995, WeightsMode.FP16: 0.99, WeightsMode.INT8G32: 0.97}
+    for mode, share in least.items():
+        got = predictions(checkpoint, mode, texts, torch.float16)
+        assert sum(a == b for a, b in zip(got, exact, strict=True)) >= share * len(exact), mode

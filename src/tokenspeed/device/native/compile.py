@@ -63,7 +63,7 @@ def build_library(target: Path, environ: Mapping[str, str], extra_flags: tuple[s
     with tempfile.TemporaryDirectory(prefix=".native-", dir=target.parent) as work:
         files = sorted(SOURCES.glob("*.c"))
         x86 = platform.machine().lower() in ("x86_64", "amd64")
-        with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             jobs = []
             for file in files:
                 flags = INSTRUCTION_SETS.get(file.name, ()) if x86 else ()

@@ -1,3 +1,4 @@
+/* Every kernel in AVX2, FMA and F16C; compiled with flags of its own, see compile.py. */
 #if defined(__x86_64__)
 #include "simd_avx2.h"
 

@@ -1,3 +1,4 @@
+/* Every kernel in AVX-512 F, BW, DQ and VL; compiled with flags of its own, see compile.py. */
 #if defined(__x86_64__)
 #include "simd_avx512.h"
 

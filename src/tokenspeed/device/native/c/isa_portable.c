@@ -1,3 +1,4 @@
+/* Every kernel in plain C. */
 #include "simd_portable.h"
 
 #define TS_EACH_ROWS(X) X(1)

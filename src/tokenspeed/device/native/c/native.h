@@ -142,7 +142,7 @@ typedef enum {
     TS_BAD_TOKEN = 3,     /* a token id outside the vocabulary */
     TS_BAD_PAGE = 4,      /* a block table that is too short or names a page outside the pool */
     TS_BAD_LOGITS = 5,    /* a logit token that is not one of the batch's */
-    TS_BAD_WORKSPACE = 6, /* too small or not aligned */
+    TS_BAD_WORKSPACE = 6, /* too small or not aligned, or for no thread */
     TS_BAD_FORMAT = 7     /* a pool or weight format unknown here */
 } ts_status;
 

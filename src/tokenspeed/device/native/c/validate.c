@@ -39,6 +39,7 @@ static int32_t check_row(const ts_model *model, const ts_pool *pool, const ts_ro
 }
 
 int32_t ts_validate(const ts_model *model, const ts_pool *pool, const ts_rows *rows, const ts_call *call) {
+    if (call->threads < 1) return TS_BAD_WORKSPACE;
     if (call->first < 0 || call->last <= call->first || call->last > model->num_layers) return TS_BAD_LAYERS;
     int32_t status = check_formats(model, pool);
     if (status) return status;
