@@ -7,7 +7,9 @@ from tokenspeed.settings.model import ModelSettings, Settings
 
 
 class ShortestPromptFirst:  # fits plane.ports.SchedulingPolicy
-    def key(self, *, order, priority, prompt_len, waited_rounds):
+    wants_cached_tokens = False
+
+    def key(self, *, order, priority, prompt_len, waited_rounds, cached_tokens):
         return (prompt_len - 8 * waited_rounds, order)  # waiting outweighs length: nobody starves
 
 

@@ -63,7 +63,11 @@ def test_the_guard_surrounds_every_round_of_a_serving_rank_and_nothing_else() ->
     class Touching:
         """A policy that computes with a tensor, as a careless part would."""
 
-        def key(self, *, order: int, priority: int, prompt_len: int, waited_rounds: int) -> tuple[float, ...]:
+        wants_cached_tokens = False
+
+        def key(
+            self, *, order: int, priority: int, prompt_len: int, waited_rounds: int, cached_tokens: int
+        ) -> tuple[float, ...]:
             try:
                 return (float((torch.ones(1) * order).item()),)
             except InvariantBroken as error:

@@ -74,10 +74,14 @@ def test_a_blocked_head_is_admitted_as_soon_as_its_pages_are_there_or_another_co
 @attrs.define(eq=False)
 class CountingPolicy:
     calls: int = 0
+    wants_cached_tokens: bool = False
 
-    def key(self, *, order: int, priority: int, prompt_len: int, waited_rounds: int) -> tuple[float, ...]:
+    def key(
+        self, *, order: int, priority: int, prompt_len: int, waited_rounds: int, cached_tokens: int
+    ) -> tuple[float, ...]:
+        del priority, prompt_len, waited_rounds
         self.calls += 1
-        return Fcfs().key(order=order, priority=priority, prompt_len=prompt_len, waited_rounds=waited_rounds)
+        return (-cached_tokens, order)
 
 
 @pytest.mark.parametrize("fits", [True, False])

@@ -54,7 +54,7 @@ def told(text: str) -> list[str]:
 def test_every_fault_of_a_file_is_told_at_once_with_its_line() -> None:
     assert told(BAD) == [
         "s.yaml:2: model.source: expected text, got 3; put it in quotes",
-        "s.yaml:4: scheduler.policy: expected one of fcfs, priority; got 'fcs'; did you mean fcfs?",
+        "s.yaml:4: scheduler.policy: expected one of fcfs, priority, lpm; got 'fcs'; did you mean fcfs?",
         "s.yaml:5: scheduler.max_num_seqs: expected a whole number, got '64'",
         "s.yaml:6: scheduler.max_batched_tokens: 'max_batched_tokens' must be >= 1: 0",
         "s.yaml:7: scheduler.chunk_tokens: expected a whole number, got 1000.0; write 1000",

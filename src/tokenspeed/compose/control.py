@@ -47,7 +47,7 @@ from tokenspeed.plane.specs import DeviceSpecs
 from tokenspeed.plane.table import RequestTable, request_table
 from tokenspeed.scheduler.build import build_scheduler
 from tokenspeed.scheduler.config import SchedulerConfig
-from tokenspeed.scheduler.policy import AgedPriority, Fcfs
+from tokenspeed.scheduler.policy import AgedPriority, Fcfs, LongestPrefixMatch
 from tokenspeed.settings.model import Settings
 from tokenspeed.telemetry.meters import NullMeter
 
@@ -120,7 +120,10 @@ class ControlContainer(containers.DeclarativeContainer):
     kv_sink: providers.Provider[KvEventSink] = one(NoSink)
     table: providers.Provider[RequestTable] = one(table_of, ref(specs))
     policy: providers.Provider[SchedulingPolicy] = pick(
-        one(policy_name, ref(settings)), fcfs=ref(one(Fcfs)), priority=ref(one(AgedPriority))
+        one(policy_name, ref(settings)),
+        fcfs=ref(one(Fcfs)),
+        priority=ref(one(AgedPriority)),
+        lpm=ref(one(LongestPrefixMatch)),
     )
     scheduler: providers.Provider[Scheduler] = one(
         build_scheduler, ref(one(scheduler_config, ref(settings), ref(specs), ref(kv_sink))), ref(table), ref(policy)

@@ -240,13 +240,22 @@ class Scheduler(Protocol):
 class SchedulingPolicy(Protocol):
     """Orders the waiting queue: the part of a scheduler that deployments like to replace."""
 
-    def key(self, *, order: int, priority: int, prompt_len: int, waited_rounds: int) -> tuple[float, ...]:
+    def key(
+        self, *, order: int, priority: int, prompt_len: int, waited_rounds: int, cached_tokens: int
+    ) -> tuple[float, ...]:
         """Smaller is admitted earlier. Must not depend on anything but its arguments.
 
         Args:
             order: admission number, rising.
             waited_rounds: plans built since the request began to wait.
+            cached_tokens: of the prompt, found in the prefix cache when last looked; 0 unless
+                `wants_cached_tokens`.
         """
+        ...
+
+    @property
+    def wants_cached_tokens(self) -> bool:
+        """Whether `key` looks at `cached_tokens`; it is not computed for policies that do not."""
         ...
 
 

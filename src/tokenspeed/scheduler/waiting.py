@@ -1,7 +1,7 @@
 """The waiting queue: retracted requests first, then the rest in the policy's order.
 
-Nothing here costs more with more requests waiting, but for the logarithm of a heap: ages are brought
-up to date for a fixed number of requests a round, in turn. The length is bounded by ingress, which
+Nothing here costs more with more requests waiting, but for the logarithm of a heap: ages and what the
+prefix cache has of a prompt are brought up to date for a fixed number of requests a round, in turn. The length is bounded by ingress, which
 refuses requests beyond its limit.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections import deque
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import attrs
 
@@ -19,6 +19,19 @@ from tokenspeed.plane.table import RequestTable
 
 REFRESHED_PER_ROUND = 8
 Key: TypeAlias = tuple[float, ...]
+
+
+class CachedPrompts(Protocol):
+    def cached_tokens(self, row: int) -> int:
+        """Tokens of the waiting `row` that need not be computed, as things stand."""
+        ...
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class NothingCached:
+    def cached_tokens(self, row: int) -> int:
+        del row
+        return 0
 
 
 @attrs.frozen
@@ -51,6 +64,7 @@ class QueueState:
 class WaitingQueue:
     table: RequestTable
     policy: SchedulingPolicy
+    cached: CachedPrompts = attrs.field(factory=NothingCached)
     state: QueueState = attrs.field(factory=QueueState)
 
     def __len__(self) -> int:
@@ -87,7 +101,7 @@ class WaitingQueue:
         self._compact()
 
     def refresh(self, *, round_id: int) -> None:
-        """Bring the age of the next few requests up to date."""
+        """Bring the keys of the next few requests up to date."""
         state = self.state
         for _ in range(min(REFRESHED_PER_ROUND, len(state.turns))):
             row, first = state.turns.popleft()
@@ -109,6 +123,7 @@ class WaitingQueue:
             priority=int(identity.priority[row]),
             prompt_len=int(identity.prompt_len[row]),
             waited_rounds=waited,
+            cached_tokens=self.cached.cached_tokens(row) if self.policy.wants_cached_tokens else 0,
         )
 
     def _push(self, row: int, key: Key, serial: int) -> None:

@@ -73,6 +73,7 @@ class Policy(enum.Enum):
 
     FCFS = "fcfs"
     PRIORITY = "priority"
+    LPM = "lpm"
 
 
 class Transport(enum.Enum):
@@ -219,7 +220,8 @@ class SchedulerSettings:
     """Planning of rounds."""
 
     policy: Policy = attrs.field(
-        default=Policy.FCFS, metadata={"help": "order of the waiting queue: arrival, or priority first"}
+        default=Policy.FCFS,
+        metadata={"help": "order of the waiting queue: arrival, priority first, or longest cached prefix first (lpm)"},
     )
     max_num_seqs: int = attrs.field(
         default=64, validator=[v.ge(1), v.le(4096)], metadata={"help": "requests resident on the device at once"}
