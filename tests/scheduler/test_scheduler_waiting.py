@@ -9,7 +9,7 @@ from test_scheduler_pool import calls_of
 
 from tokenspeed.plane.plan import Sampling, int32
 from tokenspeed.plane.table import request_table
-from tokenspeed.scheduler.policy import AgedPriority, Fcfs
+from tokenspeed.scheduler.policy import AgedPriority, Fcfs, LongestPrefixMatch
 from tokenspeed.scheduler.waiting import REFRESHED_PER_ROUND, WaitingQueue
 
 
@@ -148,3 +148,68 @@ def test_a_row_that_is_used_again_does_not_inherit_a_place() -> None:
     assert sorted(row for row, _ in queue.state.turns) == sorted([second, third])
     queue.remove(second)
     assert queue.head() == third
+
+
+def test_longest_prefix_match_serves_cached_prompts_first_and_equal_ones_in_order() -> None:
+    rig = build(max_num_seqs=1, policy=LongestPrefixMatch())
+    rig.new(prompt(24, seed=1), max_new=2)
+    rig.run()
+    rig.new(prompt(4, seed=9), max_new=8)  # occupies the seat
+    rig.round()
+    cold, short, long, other = (
+        rig.new(ids, max_new=2)
+        for ids in (
+            prompt(12, seed=3),
+            prompt(8, seed=1) + prompt(8, seed=4),
+            prompt(16, seed=1) + prompt(8, seed=5),
+            prompt(12, seed=6),
+        )
+    )
+    served = order_of_service(rig)
+    assert served[2:] == [long.row, short.row, cold.row, other.row]
+    rig.check_tokens()
+
+
+def test_what_a_waiting_prompt_finds_is_looked_up_again_while_it_waits() -> None:
+    rig = build(max_num_seqs=1, policy=LongestPrefixMatch())
+    running = rig.new(prompt(24, seed=1), max_new=4)
+    rig.round()
+    first = rig.new(prompt(12, seed=2), max_new=2)
+    later = rig.new(prompt(24, seed=1), max_new=2)  # nothing of it was published when it was submitted
+    rig.run()
+    assert running.first_planned_round < later.first_planned_round < first.first_planned_round
+
+
+def test_a_steady_load_of_cached_prompts_does_not_starve_a_cold_one() -> None:
+    rig = build(max_num_seqs=1, policy=LongestPrefixMatch(patience_rounds=40))
+    rig.new(prompt(24, seed=1), max_new=2)
+    rig.run()
+    rig.new(prompt(24, seed=1), max_new=2)
+    cold = rig.new(prompt(12, seed=2), max_new=2)
+    for _ in range(100):
+        if rig.scheduler.sizes().waiting < 4:
+            rig.new(prompt(24, seed=1), max_new=2)
+        rig.round()
+    assert 40 < cold.first_planned_round < 70
+
+
+def test_the_cache_is_not_asked_for_a_policy_that_does_not_look_at_it() -> None:
+    asked: list[int] = []
+
+    @attrs.frozen(eq=False)
+    class Counted:
+        def cached_tokens(self, row: int) -> int:
+            asked.append(row)
+            return 7
+
+    table = request_table(slots=1, max_len=8)
+    row = table.add(rid="r", tokens=int32([1]), max_new=1, sampling=Sampling())
+    for policy in (Fcfs(), AgedPriority(), CountingPolicy()):
+        queue = WaitingQueue(table=table, policy=policy, cached=Counted())
+        queue.add(row, round_id=0)
+        queue.refresh(round_id=1)
+    assert asked == []
+    queue = WaitingQueue(table=table, policy=CountingPolicy(wants_cached_tokens=True), cached=Counted())
+    queue.add(row, round_id=0)
+    assert asked == [row]
+    assert queue.state.live[row].key == (-7, 0)

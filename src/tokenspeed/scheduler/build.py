@@ -21,7 +21,7 @@ from tokenspeed.scheduler.residents import Residents, resident_state
 from tokenspeed.scheduler.scheduler import PagedScheduler
 from tokenspeed.scheduler.seniority import Seniority
 from tokenspeed.scheduler.states import Life
-from tokenspeed.scheduler.waiting import WaitingQueue
+from tokenspeed.scheduler.waiting import MatchedPrompts, WaitingQueue
 
 
 def build_scheduler(config: SchedulerConfig, table: RequestTable, policy: SchedulingPolicy) -> PagedScheduler:
@@ -39,7 +39,11 @@ def build_scheduler(config: SchedulerConfig, table: RequestTable, policy: Schedu
     pool = block_pool(config.num_pages)
     cache = prefix_cache(config, table, pool)
     residents = Residents(config=config, table=table, pool=pool, cache=cache, state=resident_state(config))
-    waiting = WaitingQueue(table=table, policy=policy)
+    waiting = WaitingQueue(
+        table=table,
+        policy=policy,
+        cached=MatchedPrompts(page_tokens=config.page_tokens, table=table, cache=cache),
+    )
     seniority = Seniority()
     exits = Exits(table=table, life=life, cache=cache, residents=residents, waiting=waiting, seniority=seniority)
     pressure = Pressure(

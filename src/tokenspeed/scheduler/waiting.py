@@ -1,8 +1,8 @@
 """The waiting queue: retracted requests first, then the rest in the policy's order.
 
-Nothing here costs more with more requests waiting, but for the logarithm of a heap: ages and what the
-prefix cache has of a prompt are brought up to date for a fixed number of requests a round, in turn. The length is bounded by ingress, which
-refuses requests beyond its limit.
+Nothing here costs more with more requests waiting, but for the logarithm of a heap: ages, and what the
+prefix cache has of a prompt, are brought up to date for a fixed number of requests a round, in turn.
+The length is bounded by ingress, which refuses requests beyond its limit.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import attrs
 
 from tokenspeed.plane.ports import SchedulingPolicy
 from tokenspeed.plane.table import RequestTable
+from tokenspeed.scheduler.prefix import PrefixCache
 
 REFRESHED_PER_ROUND = 8
 Key: TypeAlias = tuple[float, ...]
@@ -32,6 +33,19 @@ class NothingCached:
     def cached_tokens(self, row: int) -> int:
         del row
         return 0
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class MatchedPrompts:
+    """Asks the prefix cache, which names the blocks of a prompt as far as it finds them and remembers the names."""
+
+    page_tokens: int
+    table: RequestTable
+    cache: PrefixCache
+
+    def cached_tokens(self, row: int) -> int:
+        most = (int(self.table.identity.prompt_len[row]) - 1) // self.page_tokens
+        return len(self.cache.match(row, most=most)) * self.page_tokens
 
 
 @attrs.frozen
