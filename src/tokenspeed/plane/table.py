@@ -164,7 +164,7 @@ class RequestTable:
         identity.logprobs[row] = logprobs
         identity.prompt_from[row] = prompt_from
         identity.eos_ends[row] = eos_ends
-        identity.extra_stops[row] = extra_stops
+        identity.extra_stops[row] = extra_stops or NO_EXTRA_STOPS
         identity.has_extra_stops[row] = bool(extra_stops)
         identity.sampling[row] = sampling
         identity.salt[row] = salt
