@@ -19,7 +19,7 @@ from tokenspeed.device.capture import Strict
 from tokenspeed.device.data_plane import THREAD_NAME, HostDataPlane, open_data_plane
 from tokenspeed.device.handle import CacheOps, cache_ops_from_plan
 from tokenspeed.errors import InvariantBroken
-from tokenspeed.plane.plan import Dispatch, ExecutionPlan, StorageOp, StorageVerb, WriteBackOp
+from tokenspeed.plane.plan import Dispatch, ExecutionPlan, GroupBlocks, StorageOp, StorageVerb, WriteBackOp
 from tokenspeed.plane.ports import DataPlane, DeviceHandle, Ticket
 from tokenspeed.plane.results import CacheAcks
 
@@ -196,7 +196,7 @@ def test_commits_are_in_order_and_each_once() -> None:
 def test_a_plan_without_a_batch_has_nothing_to_commit() -> None:
     with opened() as device:
         plane = device.plane
-        work = ExecutionPlan(round_id=1, pages_to_zero=(3,))
+        work = ExecutionPlan(round_id=1, pages_to_zero=(GroupBlocks(blocks=(3,)),))
         empty, forward = plane.execute(work, Dispatch()), device.execute(2)
         assert plane.commit(forward).tokens == [2]
         with pytest.raises(InvariantBroken):

@@ -17,7 +17,7 @@ from toy_rig import MAX_LEN, PAGE_TOKENS, PAGES, SLOTS, VOCAB, ToyRig, toy_rig
 
 from tokenspeed.device.toy import hash_context
 from tokenspeed.errors import InvariantBroken
-from tokenspeed.plane.plan import BlockGrants, Dispatch, ExecutionPlan, GrammarAdvance, LogprobPlan, int32
+from tokenspeed.plane.plan import BlockGrants, Dispatch, ExecutionPlan, GrammarAdvance, GroupBlocks, LogprobPlan, int32
 
 OpenRig: TypeAlias = Callable[..., AbstractContextManager[ToyRig]]
 
@@ -284,7 +284,7 @@ def test_a_landing_sets_the_wakeup_it_was_given(open_rig: OpenRig) -> None:
 def test_a_plan_without_a_batch_lands_behind_the_work_it_queued(open_rig: OpenRig) -> None:
     with open_rig() as rig:
         rig.hold()
-        landing = rig.submit(pages_to_zero=(4,))
+        landing = rig.submit(pages_to_zero=(GroupBlocks(blocks=(4,)),))
         assert not landing.landed()
         rig.release()
         assert landing.result().tokens == []
@@ -292,7 +292,12 @@ def test_a_plan_without_a_batch_lands_behind_the_work_it_queued(open_rig: OpenRi
 
 def test_what_the_model_raises_comes_out_of_the_result(open_rig: OpenRig) -> None:
     with open_rig() as rig:
-        landing = rig.submit(batch((0, 0, [5])), seats=(seat(0),), grants=granted((0, 0, 1)), pages_to_zero=(PAGES,))
+        landing = rig.submit(
+            batch((0, 0, [5])),
+            seats=(seat(0),),
+            grants=granted((0, 0, 1)),
+            pages_to_zero=(GroupBlocks(blocks=(PAGES,)),),
+        )
         with pytest.raises(IndexError):
             landing.result()
 

@@ -17,10 +17,15 @@ from tokenspeed.device.step import AllReady, LayersReady
 from tokenspeed.device.toy import NEVER_WRITTEN
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.plan import (
+    BlockCopy,
     ExecutionPlan,
+    GroupBlocks,
+    HostPages,
     LoadBackOp,
     RemoteStream,
+    RestoreBatch,
     RestoreOp,
+    SnapshotBatch,
     SnapshotOp,
     StorageOp,
     StorageVerb,
@@ -30,11 +35,18 @@ from tokenspeed.plane.ports import DeviceHandle
 from tokenspeed.plane.results import CacheAcks
 
 WRITE = WriteBackOp(op_id=1, group=0, device_blocks=(3,), host_blocks=(0,))
-SNAPSHOT = SnapshotOp(op_id=2, slot=1, device_blocks=(4,), image=0)
+SNAPSHOT = SnapshotOp(op_id=2, slot=1, tail=(GroupBlocks(blocks=(4,)),), image=0)
 LOAD = LoadBackOp(op_id=3, group=0, host_blocks=(1,), device_blocks=(5,))
-RESTORE = RestoreOp(op_id=4, slot=1, device_blocks=(6,), host_blocks=(2,), image=0)
+RESTORE = RestoreOp(
+    op_id=4,
+    slot=1,
+    pages=(HostPages(host_blocks=(2,), device_blocks=(6,)),),
+    tail=(GroupBlocks(blocks=(8,)),),
+    image=0,
+)
+SNAPSHOTS, RESTORES = SnapshotBatch(ops=(SNAPSHOT,)), RestoreBatch(ops=(RESTORE,))
 PUT = StorageOp(op_id=5, verb=StorageVerb.PUT, keys=(b"key",))
-REMOTE = RemoteStream(row=3, rid="r", slot=3, blocks=(7,))
+REMOTE = RemoteStream(row=3, rid="r", slot=3, pages=(GroupBlocks(blocks=(7,)),))
 
 
 @attrs.define(eq=False)
@@ -98,9 +110,9 @@ def test_a_plan_with_work_of_every_kind_is_submitted_in_the_contracts_order() ->
             batch((0, 0, [5])),
             seats=(seat(0),),
             grants=granted((0, 0, 1)),
-            cache=(RESTORE, LOAD, PUT, SNAPSHOT, WRITE),
-            pages_to_copy=((8, 9),),
-            pages_to_zero=(10,),
+            cache=(RESTORES, LOAD, PUT, SNAPSHOTS, WRITE),
+            pages_to_copy=(BlockCopy(source=8, destination=9),),
+            pages_to_zero=(GroupBlocks(blocks=(10,)),),
             remote_prefill=(REMOTE,),
             remote_decode=(REMOTE,),
         )
@@ -129,7 +141,7 @@ def test_a_plan_with_work_of_every_kind_is_submitted_in_the_contracts_order() ->
 
 @pytest.mark.contract("RA-24", "DP-53")
 def test_cache_operations_become_two_tuples_of_frozen_values() -> None:
-    plan = ExecutionPlan(round_id=1, cache=(WRITE, PUT, LOAD, SNAPSHOT, RESTORE))
+    plan = ExecutionPlan(round_id=1, cache=(WRITE, PUT, LOAD, SNAPSHOTS, RESTORES))
     ops = cache_ops_from_plan(plan)
     assert ops == CacheOps(device=(WRITE, LOAD, SNAPSHOT, RESTORE), storage=(PUT,))
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
@@ -155,8 +167,8 @@ def test_copies_read_what_zeroing_wipes_and_the_batch_finds_both_done() -> None:
             batch((1, PAGE_TOKENS, [rig.page(2)[0]])),
             seats=(seat(1),),
             grants=granted((1, 0, 11), (1, 1, 12)),
-            pages_to_copy=((1, 11),),
-            pages_to_zero=(1,),
+            pages_to_copy=(BlockCopy(source=1, destination=11),),
+            pages_to_zero=(GroupBlocks(blocks=(1,)),),
         ).result()
         assert shared.tokens == alone.tokens
         assert rig.page(1) == [NEVER_WRITTEN] * PAGE_TOKENS
@@ -168,7 +180,7 @@ def test_copies_read_what_the_forwards_queued_before_them_write() -> None:
     with toy_rig() as rig:
         rig.hold()
         rig.submit(batch((0, 0, [4, 5, 6])), seats=(seat(0),), grants=granted((0, 0, 1)))
-        copied = rig.submit(pages_to_copy=((1, 9),))
+        copied = rig.submit(pages_to_copy=(BlockCopy(source=1, destination=9),))
         rig.release()
         copied.result()
         assert rig.page(9)[:3] == [4, 5, 6]
@@ -177,7 +189,7 @@ def test_copies_read_what_the_forwards_queued_before_them_write() -> None:
 @pytest.mark.contract("DP-16")
 @pytest.mark.parametrize(
     "work",
-    [{"cache": (op,)} for op in (WRITE, SNAPSHOT, LOAD, RESTORE)]
+    [{"cache": (op,)} for op in (WRITE, SNAPSHOTS, LOAD, RESTORES)]
     + [{"remote_prefill": (REMOTE,)}, {"remote_decode": (REMOTE,)}],
     ids=["write-back", "snapshot", "load-back", "restore", "remote-prefill", "remote-decode"],
 )

@@ -20,7 +20,7 @@ from tokenspeed.device.data_plane import open_data_plane
 from tokenspeed.device.step import AllReady, RaggedRows
 from tokenspeed.device.survey import survey
 from tokenspeed.errors import SettingsError
-from tokenspeed.plane.plan import Dispatch, LogprobPlan
+from tokenspeed.plane.plan import BlockCopy, Dispatch, GroupBlocks, LogprobPlan
 from tokenspeed.settings.model import (
     Accelerator,
     Backend,
@@ -93,8 +93,8 @@ def test_a_context_read_from_the_wrong_page_gives_another_token() -> None:
 def test_copied_pages_read_like_their_source_and_zeroed_ones_do_not() -> None:
     model = bound()
     model.step.run(rows(([5] * 8, 0, [1])), layers=range(1), ready=AllReady())
-    model.pool.copy_blocks(((1, 4),))
-    model.pool.zero_blocks((1,))
+    model.pool.copy_blocks((BlockCopy(source=1, destination=4),))
+    model.pool.zero_blocks((GroupBlocks(blocks=(1,)),))
     copied = model.step.run(rows(([7], 8, [4, 3])), layers=range(1), ready=AllReady())
     zeroed = model.step.run(rows(([7], 8, [1, 3])), layers=range(1), ready=AllReady())
     assert copied[0].tolist() == hash_continuation([5] * 8 + [7], 1, vocab_size=VOCAB)

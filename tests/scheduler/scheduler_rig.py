@@ -74,6 +74,10 @@ def config(**changes: object) -> SchedulerConfig:
     return attrs.evolve(base, **changes)  # type: ignore[arg-type]
 
 
+def zeroed(plan: ExecutionPlan) -> set[int]:
+    return {block for group in plan.pages_to_zero for block in group.blocks}
+
+
 @attrs.define(eq=False)
 class Device:
     """Block tables by slot, KV as numbers, the last sampled token by slot."""
@@ -84,7 +88,7 @@ class Device:
     last: dict[int, tuple[int, int, int]] = attrs.field(factory=dict)  # slot -> row, position, token
 
     def run(self, plan: ExecutionPlan) -> list[int]:
-        for block in plan.pages_to_zero:
+        for block in zeroed(plan):
             self.kv[block] = [0] * self.config.page_tokens
         for grant in plan.grants:
             self.tables[grant.slots, grant.indices] = grant.blocks
@@ -258,7 +262,7 @@ class Rig:
             request.retired = True
             self.table.free(row)
         in_use = set().union(*(blocks for _, _, blocks in self.queue)) if self.queue else set()
-        assert not in_use & set(plan.pages_to_zero)
+        assert not in_use & zeroed(plan)
         if plan.batch is not None:
             self._check_batch(plan, plan.batch)
             tokens = self.device.run(plan)

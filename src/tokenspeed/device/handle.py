@@ -17,11 +17,13 @@ from tokenspeed.device.profile import Profiler
 from tokenspeed.device.step import AllReady, LayersReady
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.plan import (
+    BlockCopy,
     BlockGrants,
     DeviceCacheOp,
     Dispatch,
     ExecutionPlan,
     ForwardBatch,
+    GroupBlocks,
     LoadBackOp,
     RemoteStream,
     RestoreOp,
@@ -107,11 +109,11 @@ class NoRemotePeer:
 class Executor(Protocol):
     """Puts model work on a device; ``ts-forward`` only. Nothing here waits for the device."""
 
-    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
-        """Queue ``destination = source`` for each pair, as if all sources were read first (RA-31)."""
+    def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
+        """Queue ``destination = source`` for each, as if all sources were read first (RA-31)."""
         ...
 
-    def zero_blocks(self, blocks: tuple[int, ...]) -> None: ...
+    def zero_blocks(self, blocks: tuple[GroupBlocks, ...]) -> None: ...
 
     def forward(
         self, batch: ForwardBatch | None, grants: tuple[BlockGrants, ...], dispatch: Dispatch, ready: LayersReady

@@ -16,7 +16,7 @@ from tokenspeed.checkpoint.progress import Progress
 from tokenspeed.device.sampling.base import SampledTokens
 from tokenspeed.device.step import LayersReady, RaggedRows
 from tokenspeed.errors import InvariantBroken
-from tokenspeed.plane.plan import Seat
+from tokenspeed.plane.plan import BlockCopy, GroupBlocks, Seat
 from tokenspeed.plane.table import Int64Array
 
 NEVER_WRITTEN = -7
@@ -37,12 +37,14 @@ class ToyPool:
 
     pages: torch.Tensor
 
-    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
-        sources, destinations = zip(*pairs, strict=True)
-        self.pages[list(destinations)] = self.pages[list(sources)]
+    def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
+        self.pages[[copy.destination for copy in copies]] = self.pages[[copy.source for copy in copies]]
 
-    def zero_blocks(self, blocks: tuple[int, ...]) -> None:
-        self.pages[list(blocks)] = NEVER_WRITTEN
+    def zero_blocks(self, blocks: tuple[GroupBlocks, ...]) -> None:
+        self.pages[[block for group in blocks for block in group.blocks]] = NEVER_WRITTEN
+
+    def layer_bytes(self, group: int) -> torch.Tensor:
+        return self.pages.view(torch.uint8)[:, None]
 
 
 @attrs.frozen(kw_only=True, eq=False)

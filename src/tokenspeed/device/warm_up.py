@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenspeed.device.handle import Executor
 from tokenspeed.device.step import AllReady
 from tokenspeed.errors import ModelError
-from tokenspeed.plane.plan import FROM_DEVICE, BlockGrants, Dispatch, ForwardBatch, Sampling, Seat, int32
+from tokenspeed.plane.plan import FROM_DEVICE, BlockGrants, Dispatch, ForwardBatch, GroupBlocks, Sampling, Seat, int32
 from tokenspeed.plane.specs import DeviceSpecs
 
 PROMPT_TOKENS = 32
@@ -32,7 +32,7 @@ def warm_up(executor: Executor, specs: DeviceSpecs) -> None:
         if result.nan_rows:
             raise ModelError(f"{specs.model_name}: the model's output is not a number; its weights are damaged")
     executor.release((ROW,), (SLOT,))
-    executor.zero_blocks(pages)
+    executor.zero_blocks((GroupBlocks(blocks=pages),))
 
 
 def _batch(*, start: int, tokens: list[int]) -> ForwardBatch:

@@ -71,8 +71,30 @@ class BlockGrants:
 
 
 @attrs.frozen(kw_only=True)
+class GroupBlocks:
+    """Blocks of one cache group, in the order of the positions they hold."""
+
+    group: int = 0
+    blocks: tuple[int, ...]
+
+
+@attrs.frozen(kw_only=True)
+class BlockCopy:
+    """``destination = source``, both device blocks of `group`."""
+
+    group: int = 0
+    source: int
+    destination: int
+
+
+@attrs.frozen(kw_only=True)
 class WriteBackOp:
-    """Device blocks to the host tier (L2)."""
+    """Device blocks to the host tier (L2).
+
+    Attributes:
+        stream_ordered: the plan reuses the sources, so all that follows in it waits for this copy
+            (RA-27). False: the sources stay pinned until the acknowledgment (RA-30).
+    """
 
     op_id: int
     group: int
@@ -93,23 +115,57 @@ class LoadBackOp:
 
 @attrs.frozen(kw_only=True)
 class SnapshotOp:
-    """Tail blocks and slot state of a retraction victim to the snapshot pool."""
+    """The tail of a retraction victim to the snapshot pool; stream-ordered always.
+
+    Attributes:
+        slot: whose slot state is exported; the victim's, although this plan has freed it (SP-45).
+        tail: blocks without a complete hash, at most `CacheGroupSpec.image_blocks` of each group.
+        image: where in the snapshot pool.
+    """
 
     op_id: int
     slot: int
-    device_blocks: tuple[int, ...]
+    tail: tuple[GroupBlocks, ...]
     image: int
 
 
 @attrs.frozen(kw_only=True)
+class HostPages:
+    """Host-tier blocks and the device blocks they are copied to, one to one."""
+
+    group: int = 0
+    host_blocks: tuple[int, ...]
+    device_blocks: tuple[int, ...]
+
+
+@attrs.frozen(kw_only=True)
 class RestoreOp:
-    """A victim's image back to the device, into its new slot and blocks."""
+    """A victim's image back to the device: pages from the host tier, tail and slot state from the snapshot pool.
+
+    Attributes:
+        slot: the resumed request's new one.
+        tail: destinations, in the order of the `SnapshotOp`.
+    """
 
     op_id: int
     slot: int
-    device_blocks: tuple[int, ...]
-    host_blocks: tuple[int, ...]
+    pages: tuple[HostPages, ...]
+    tail: tuple[GroupBlocks, ...]
     image: int
+
+
+@attrs.frozen(kw_only=True)
+class SnapshotBatch:
+    """All victims that one plan images; the adapter splits it, since each is acknowledged alone (CT-4)."""
+
+    ops: tuple[SnapshotOp, ...]
+
+
+@attrs.frozen(kw_only=True)
+class RestoreBatch:
+    """All requests that one plan brings back."""
+
+    ops: tuple[RestoreOp, ...]
 
 
 class StorageVerb(enum.Enum):
@@ -130,7 +186,7 @@ class StorageOp:
 
 
 DeviceCacheOp: TypeAlias = WriteBackOp | LoadBackOp | SnapshotOp | RestoreOp
-CacheOp: TypeAlias = DeviceCacheOp | StorageOp
+CacheOp: TypeAlias = WriteBackOp | LoadBackOp | SnapshotBatch | RestoreBatch | StorageOp
 
 
 @attrs.frozen(kw_only=True)
@@ -140,7 +196,7 @@ class RemoteStream:
     row: int
     rid: str
     slot: int
-    blocks: tuple[int, ...]
+    pages: tuple[GroupBlocks, ...]
     room: int = 0
 
 
@@ -160,10 +216,10 @@ class ExecutionPlan:
         batch: model work, or None.
         seated: rows that got a slot in this plan; their sampling state must reach the device with it.
         grants: block-table changes that `batch` relies on, one entry a cache group that changed.
-        pages_to_copy: (source, destination) device blocks; no acknowledgment.
+        pages_to_copy: copies inside the device, as if all sources were read first; no acknowledgment.
         pages_to_zero: blocks whose new owner needs them clean.
         retired: rows the scheduler no longer holds; the loop frees them.
-        preempted: rows sent back to the waiting queue by this plan.
+        preempted: rows retracted by this plan: sent back to the waiting queue, or suspended with an image.
     """
 
     round_id: int
@@ -173,14 +229,23 @@ class ExecutionPlan:
     remote_prefill: tuple[RemoteStream, ...] = ()
     remote_decode: tuple[RemoteStream, ...] = ()
     cache: tuple[CacheOp, ...] = ()
-    pages_to_copy: tuple[tuple[int, int], ...] = ()
-    pages_to_zero: tuple[int, ...] = ()
+    pages_to_copy: tuple[BlockCopy, ...] = ()
+    pages_to_zero: tuple[GroupBlocks, ...] = ()
     aborts: tuple[PlanAbort, ...] = ()
     retired: tuple[int, ...] = ()
     preempted: tuple[int, ...] = ()
 
     def device_ops(self) -> tuple[DeviceCacheOp, ...]:
-        return tuple(op for op in self.cache if not isinstance(op, StorageOp))
+        """One by one, batches split, in the plan's order: each is acknowledged once (CT-12)."""
+        if not self.cache:
+            return ()
+        ops: list[DeviceCacheOp] = []
+        for op in self.cache:
+            if isinstance(op, SnapshotBatch | RestoreBatch):
+                ops.extend(op.ops)
+            elif not isinstance(op, StorageOp):
+                ops.append(op)
+        return tuple(ops)
 
     def storage_ops(self) -> tuple[StorageOp, ...]:
         return tuple(op for op in self.cache if isinstance(op, StorageOp))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import attrs
 
 from tokenspeed.errors import InvariantBroken
-from tokenspeed.plane.plan import ExecutionPlan
+from tokenspeed.plane.plan import ExecutionPlan, GroupBlocks
 from tokenspeed.plane.results import (
     ForwardLanded,
     HeadFacts,
@@ -95,14 +95,14 @@ class PagedScheduler:
         # Decodes first: each has its token in every forward, so it never waits for more than one chunk.
         self.decoding.plan(draft)
         self.prefill.plan(draft)
-        batch = draft.batch(self.common)
+        batch, zeroed = draft.batch(self.common), self.residents.take_granted()
         state.planned += batch is not None
         return ExecutionPlan(
             round_id=draft.round_id,
             batch=batch,
             seated=tuple(draft.seated),
             grants=() if batch is None else self.residents.take_grants(),
-            pages_to_zero=self.residents.take_granted(),
+            pages_to_zero=(GroupBlocks(blocks=zeroed),) if zeroed else (),
             aborts=tuple(draft.aborts),
             retired=tuple(draft.retired),
             preempted=tuple(draft.preempted),

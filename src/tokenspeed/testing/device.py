@@ -52,10 +52,10 @@ class HashModelHandle:
     closed: bool = False
 
     def execute(self, plan: ExecutionPlan, dispatch: Dispatch, cache_ops: tuple[object, ...]) -> Landed:
-        for source, destination in plan.pages_to_copy:
-            self.pool[destination] = self.pool[source]
-        for block in plan.pages_to_zero:
-            self.pool[block] = NEVER_WRITTEN
+        copies = plan.pages_to_copy
+        self.pool[[copy.destination for copy in copies]] = self.pool[[copy.source for copy in copies]]
+        for group in plan.pages_to_zero:
+            self.pool[list(group.blocks)] = NEVER_WRITTEN
         for grants in plan.grants:
             self.tables[grants.slots, grants.indices] = grants.blocks
         if plan.batch is None:

@@ -19,7 +19,7 @@ from tokenspeed.device.backends.simulated_roofline import KV_BYTES, StepTime
 from tokenspeed.device.sampling.base import SampledTokens
 from tokenspeed.device.step import LayersReady, RaggedRows
 from tokenspeed.errors import InvariantBroken
-from tokenspeed.plane.plan import Seat
+from tokenspeed.plane.plan import BlockCopy, GroupBlocks, Seat
 from tokenspeed.plane.table import Int64Array
 
 BASE, MODULUS, START = 1_000_003, 2_147_483_629, 17
@@ -47,12 +47,14 @@ class SimulatedPool:
 
     pages: Int64Array
 
-    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
-        sources, destinations = zip(*pairs, strict=True)
-        self.pages[list(destinations)] = self.pages[list(sources)]
+    def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
+        self.pages[[copy.destination for copy in copies]] = self.pages[[copy.source for copy in copies]]
 
-    def zero_blocks(self, blocks: tuple[int, ...]) -> None:
-        self.pages[list(blocks)] = 0
+    def zero_blocks(self, blocks: tuple[GroupBlocks, ...]) -> None:
+        self.pages[[block for group in blocks for block in group.blocks]] = 0
+
+    def layer_bytes(self, group: int) -> torch.Tensor:
+        return torch.from_numpy(self.pages.view(np.uint8))[:, None]
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -6,15 +6,30 @@ from typing import Protocol
 
 import torch
 
+from tokenspeed.plane.plan import BlockCopy, GroupBlocks
 
-class BlockPool(Protocol):
-    """The KV pool, as far as blocks are moved without looking into them."""
 
-    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
-        """(source, destination) pairs, as if all sources were read before the first write."""
+class BlockBytes(Protocol):
+    """Device blocks as bytes, for copies to and from other memory."""
+
+    def layer_bytes(self, group: int) -> torch.Tensor:
+        """A view of the pool: uint8 ``[blocks, layers, bytes]`` of cache group `group`.
+
+        The first index is the block's id, the second the layer's number within the group; a layer of
+        a block is one run. Padding between blocks is not in the view. Raises InvariantBroken: the
+        pool has no such group.
+        """
         ...
 
-    def zero_blocks(self, blocks: tuple[int, ...]) -> None: ...
+
+class BlockPool(BlockBytes, Protocol):
+    """The KV pool, as far as blocks are moved without looking into them."""
+
+    def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
+        """As if all sources, of all groups, were read before the first write (RA-33)."""
+        ...
+
+    def zero_blocks(self, blocks: tuple[GroupBlocks, ...]) -> None: ...
 
 
 class Logprobs(Protocol):

@@ -21,7 +21,7 @@ from tokenspeed.device.executors.slots import SlotState, slot_state
 from tokenspeed.device.sampling.base import Sampler
 from tokenspeed.device.step import ForwardStep, LayersReady, RaggedRows
 from tokenspeed.errors import InvariantBroken
-from tokenspeed.plane.plan import BlockGrants, Dispatch, ForwardBatch, Seat
+from tokenspeed.plane.plan import BlockCopy, BlockGrants, Dispatch, ForwardBatch, GroupBlocks, Seat
 from tokenspeed.plane.ports import Landing
 
 LOGPROB_ROWS = 64
@@ -46,12 +46,12 @@ class StreamExecutor:
     slots: SlotState
     future_tokens: DeviceBuffer
 
-    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
+    def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
         """On the exec stream, behind every forward queued before, which may still write a source."""
-        if pairs:
-            self._submit(partial(self.pool.copy_blocks, pairs), "copy")
+        if copies:
+            self._submit(partial(self.pool.copy_blocks, copies), "copy")
 
-    def zero_blocks(self, blocks: tuple[int, ...]) -> None:
+    def zero_blocks(self, blocks: tuple[GroupBlocks, ...]) -> None:
         if blocks:
             self._submit(partial(self.pool.zero_blocks, blocks), "zero")
 

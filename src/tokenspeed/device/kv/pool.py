@@ -18,6 +18,7 @@ import torch
 from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.device.kernels.registry import Kernels
 from tokenspeed.errors import InvariantBroken
+from tokenspeed.plane.plan import BlockCopy, GroupBlocks
 
 NULL_PAGE = 0
 
@@ -51,23 +52,29 @@ class KvPool:
     def nbytes(self) -> int:
         return self.pages.nbytes
 
-    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
-        """Copy pages by (source, destination), as if every source were read before the first write (RA-33).
+    def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
+        """Copy pages as if every source were read before the first write (RA-33).
 
         Raises: InvariantBroken: a page outside the pool, the null page, or one destination twice.
         """
+        pairs = tuple((copy.source, copy.destination) for copy in copies)
         destinations = {destination for _, destination in pairs}
         if len(destinations) != len(pairs):
             raise InvariantBroken("a page is the destination of two copies", pairs=pairs)
-        self._check(tuple(page for pair in pairs for page in pair))
+        self._check(tuple(page for pair in pairs for page in pair), *(copy.group for copy in copies))
         with torch.inference_mode():
             self.kernels.copy_pages(self.pages, pairs)
 
-    def zero_blocks(self, blocks: tuple[int, ...]) -> None:
+    def zero_blocks(self, blocks: tuple[GroupBlocks, ...]) -> None:
         """Zero whole pages. Raises InvariantBroken: a page outside the pool, or the null page."""
-        self._check(blocks)
+        pages = tuple(page for group in blocks for page in group.blocks)
+        self._check(pages, *(group.group for group in blocks))
         with torch.inference_mode():
-            self.kernels.zero_pages(self.pages, blocks)
+            self.kernels.zero_pages(self.pages, pages)
+
+    def layer_bytes(self, group: int) -> torch.Tensor:
+        self._check((), group)
+        return self.pages.flatten(2).view(torch.uint8)
 
     def runs(self, layer: int) -> torch.Tensor:
         """A layer's view of the pool by heads: row ``page * stride + h`` is head h's run of that page.
@@ -89,7 +96,9 @@ class KvPool:
         _, layers, two, heads, _, _ = self.pages.shape
         return layers * two * heads
 
-    def _check(self, blocks: tuple[int, ...]) -> None:
+    def _check(self, blocks: tuple[int, ...], *groups: int) -> None:
+        if any(groups):
+            raise InvariantBroken("a cache group that the model does not have", groups=groups)
         if blocks and not NULL_PAGE < min(blocks) <= max(blocks) < self.num_pages:
             raise InvariantBroken("a page outside the pool, or the null page", pages=blocks, num_pages=self.num_pages)
 

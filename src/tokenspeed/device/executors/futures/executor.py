@@ -20,7 +20,7 @@ from tokenspeed.device.executors.slots import slot_state
 from tokenspeed.device.sampling.base import Sampler
 from tokenspeed.device.step import ForwardStep, LayersReady
 from tokenspeed.errors import InvariantBroken, SettingsError
-from tokenspeed.plane.plan import BlockGrants, Dispatch, ForwardBatch, Seat
+from tokenspeed.plane.plan import BlockCopy, BlockGrants, Dispatch, ForwardBatch, GroupBlocks, Seat
 from tokenspeed.plane.ports import Landing
 
 
@@ -48,11 +48,11 @@ class FuturesExecutor:
     def runtime(self) -> FuturesRuntime:
         return self.runner.device.runtime
 
-    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
-        if pairs:
-            self.runtime.queue(partial(self.pool.copy_blocks, pairs), "copy")
+    def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
+        if copies:
+            self.runtime.queue(partial(self.pool.copy_blocks, copies), "copy")
 
-    def zero_blocks(self, blocks: tuple[int, ...]) -> None:
+    def zero_blocks(self, blocks: tuple[GroupBlocks, ...]) -> None:
         if blocks:
             self.runtime.queue(partial(self.pool.zero_blocks, blocks), "zero")
 
