@@ -73,6 +73,7 @@ class NativeStep:
                 self._call(rows, layers, None, state, logits)
             case LayerCounter():
                 self._call(rows, layers, ready.address, state, logits)
+                ready.wait_for(layers.stop - 1)  # of a load that failed, C was told that all is there
             case _:  # it can only be asked from Python: one call a layer
                 for index in layers:
                     ready.wait_for(index)
