@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from model_files import HF_CONFIG, write_gguf
 
-from tokenspeed.checkpoint.config import ModelConfig, RopeKind, RopeScaling
+from tokenspeed.checkpoint.config import Activation, ModelConfig, RopeKind, RopeScaling
 from tokenspeed.checkpoint.config_gguf import config_from_gguf
 from tokenspeed.checkpoint.config_hf import config_from_hf
 from tokenspeed.checkpoint.gguf_header import open_gguf
@@ -185,6 +185,59 @@ def test_gguf_tensors_say_what_metadata_leaves_out(tmp_path: Path) -> None:
     }
     config = gguf_config(tmp_path, arch="qwen3", tensors=tensors, metadata={"qwen3.attention.key_length": 32})
     assert (config.tie_embeddings, config.attention_bias, config.qk_norm, config.head_dim) == (False, True, True, 32)
+
+
+GEMMA = {
+    "gemma3.attention.key_length": 32,
+    "gemma3.attention.sliding_window": 24,
+    "gemma3.block_count": 8,
+    "gemma3.rope.freq_base": 1e6,
+}
+
+
+def test_a_gemma_file_says_little_of_what_makes_it_one(tmp_path: Path) -> None:
+    tensors = {"blk.0.attn_q_norm.weight": np.zeros(32, np.float32)}
+    config = gguf_config(tmp_path, arch="gemma3", metadata=GEMMA, tensors=tensors)
+    assert config.architectures == ("Gemma3ForCausalLM",)
+    assert (config.sliding_window, config.full_layers) == (24, (5,))
+    assert (config.rope_theta, config.window_rope_theta, config.rope_scaling) == (1e6, 1e4, None)
+    assert (config.activation, config.post_norms, config.qk_norm) == (Activation.GELU_TANH, True, True)
+    assert (config.embedding_scale, config.score_scale) == (8.0, 32**-0.5)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "full"),
+    [
+        ({"gemma3.attention.sliding_window_pattern": [True, False] * 4}, (1, 3, 5, 7)),
+        ({"gemma3.attention.sliding_window_pattern": 3}, (2, 5)),
+    ],
+)
+def test_a_gemma_file_may_say_which_layers_have_the_window(
+    tmp_path: Path, metadata: dict[str, object], full: tuple[int, ...]
+) -> None:
+    config = gguf_config(tmp_path, arch="gemma3", metadata={**GEMMA, **metadata, "gemma3.rope.freq_base_swa": 5e3})
+    assert config.full_layers == full
+    assert config.window_rope_theta == 5e3
+
+
+def test_the_largest_gemma_scales_scores_by_the_hidden_size_a_head(tmp_path: Path) -> None:
+    config = gguf_config(tmp_path, arch="gemma3", metadata={**GEMMA, "gemma3.block_count": 62})
+    assert config.score_scale == (64 / 4) ** -0.5
+
+
+@pytest.mark.parametrize(
+    ("metadata", "says"),
+    [
+        ({"gemma3.attention.sliding_window": 0}, "sliding_window is 0; a positive whole number"),
+        ({"gemma3.attention.sliding_window_pattern": [True]}, "true or false for each of 8 layers"),
+        ({"gemma3.final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0; capped logits"),
+    ],
+)
+def test_a_gemma_file_that_contradicts_itself_is_refused(
+    tmp_path: Path, metadata: dict[str, object], says: str
+) -> None:
+    with pytest.raises(ModelError, match=says):
+        gguf_config(tmp_path, arch="gemma3", metadata={**GEMMA, **metadata})
 
 
 def test_gguf_frequency_factors_become_a_scaling(tmp_path: Path) -> None:

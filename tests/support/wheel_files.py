@@ -7,7 +7,7 @@ import hashlib
 import shutil
 import threading
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -24,12 +24,14 @@ def write_wheel(
     name: str = "llm-demo",
     version: str = "1.0",
     recorded: Mapping[str, bytes] | None = None,
+    requires: Sequence[str] = (),
 ) -> Path:
     """A wheel holding `files`; its RECORD speaks of `recorded` instead, where given."""
     stem = f"{name.replace('-', '_')}-{version}"
     info = f"{stem}.dist-info"
+    needs = "".join(f"Requires-Dist: {one}\n" for one in requires)
     own = {
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}".encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     lines = [
@@ -49,12 +51,14 @@ class WheelShelf:
     """A WheelFetcher over files, newest version last.
 
     Attributes:
+        others: wheels of other packages, by requirement (``NAME==VERSION``).
         sha256: what the index claims; None: the truth.
         gate: a fetch waits for it; set it beforehand to let fetches through.
         fail: raised in the middle of a fetch.
     """
 
     wheels: dict[str, Path]
+    others: dict[str, Path] = attrs.field(factory=dict[str, Path])
     name: str = "llm-demo"
     sha256: str | None = None
     fail: BaseException | None = None
@@ -64,6 +68,9 @@ class WheelShelf:
 
     def find(self, requirement: str) -> Wheel:
         name, _, version = requirement.partition("==")
+        if requirement in self.others:
+            file = self.others[requirement]
+            return Wheel(name=name, version=version, url=file.as_uri(), sha256=sha256_of(file))
         version = version or list(self.wheels)[-1]
         if name != self.name or version not in self.wheels:
             raise ModelError(f"no wheel for {requirement}")
@@ -74,11 +81,12 @@ class WheelShelf:
         self.fetched.append(wheel.version)
         self.started.set()
         assert self.gate.wait(timeout=30)
-        target = folder / self.wheels[wheel.version].name
+        file = self.others.get(f"{wheel.name}=={wheel.version}") or self.wheels[wheel.version]
+        target = folder / file.name
         if self.fail is not None:
             target.write_bytes(b"half")
             raise self.fail
-        shutil.copy(self.wheels[wheel.version], target)
+        shutil.copy(file, target)
         progress.step("copied", 1, 1)
         return target
 

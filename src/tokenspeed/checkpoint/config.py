@@ -9,9 +9,22 @@ from types import MappingProxyType
 import attrs
 
 ARCHITECTURES = MappingProxyType(
-    {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+    {
+        "llama": "LlamaForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "gemma3": "Gemma3ForCausalLM",
+    }
 )
 """The families this build serves: model type (also the GGUF architecture) to class name."""
+
+
+class Activation(enum.Enum):
+    """Of the feed-forward's gate."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_tanh"
+    """GELU by its tanh formula (Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2)."""
 
 
 class RopeKind(enum.Enum):
@@ -59,10 +72,10 @@ class RopeScaling:
 
 @attrs.frozen(kw_only=True)
 class ModelConfig:
-    """Shape and constants of a dense decoder-only transformer of the Llama family.
+    """Shape and constants of a dense decoder-only transformer of the Llama or Gemma 3 family.
 
     Attributes:
-        model_type: ``llama``, ``qwen2`` or ``qwen3``.
+        model_type: a key of `ARCHITECTURES`.
         num_kv_heads: divides `num_heads`.
         head_dim: of q, k and v alike; need not be ``hidden_size / num_heads``.
         vocab_size: rows of the embedding, which may exceed the tokenizer's ids.
@@ -70,7 +83,13 @@ class ModelConfig:
         tie_embeddings: the output projection is the embedding.
         attention_bias: q, k and v projections have a bias (the output projection never has).
         qk_norm: RMS norm over `head_dim` of each q and k head before rotation.
-        sliding_window: always None in this build; checkpoints that use one are refused.
+        activation: of the feed-forward's gate.
+        post_norms: what attention and feed-forward add is normed before it is added.
+        embedding_scale: embeddings are multiplied by it.
+        query_scale: what scores are multiplied by; None: ``head_dim ** -0.5``.
+        sliding_window: tokens a query of `window_layers` sees: itself and those right before it.
+        window_layers: numbers of the layers that see so little, in order; the others see everything.
+        window_rope_theta: rotary base of these layers, without `rope_scaling`; None: as the others.
         torch_dtype: how weights are stored: ``float32``, ``bfloat16``, …, or for GGUF the name of
             its main ggml type.
     """
@@ -91,8 +110,24 @@ class ModelConfig:
     tie_embeddings: bool
     attention_bias: bool
     qk_norm: bool
+    activation: Activation = Activation.SILU
+    post_norms: bool = False
+    embedding_scale: float = 1.0
+    query_scale: float | None = None
     sliding_window: int | None = None
+    window_layers: tuple[int, ...] = ()
+    window_rope_theta: float | None = None
     torch_dtype: str
+
+    @property
+    def full_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers that see everything, in order."""
+        return tuple(layer for layer in range(self.num_layers) if layer not in self.window_layers)
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied by."""
+        return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
 
 
 def yarn_mscale(factor: float, weight: float = 1.0) -> float:

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from typing import TypedDict
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
-from tokenspeed.checkpoint.config import ARCHITECTURES, ModelConfig, RopeKind, RopeScaling, yarn_mscale
+from tokenspeed.checkpoint.config import (
+    ARCHITECTURES,
+    Activation,
+    ModelConfig,
+    RopeKind,
+    RopeScaling,
+    yarn_mscale,
+)
 from tokenspeed.checkpoint.facts import Facts
 from tokenspeed.checkpoint.gguf_header import GgufFile
 from tokenspeed.errors import ModelError
+
+_GEMMA_PATTERN = 6
+"""Every sixth layer of Gemma 3 sees everything; files may say otherwise."""
+
+_GEMMA_WINDOW_THETA = 10000.0
+"""Rotary base of Gemma 3's window layers where the file does not say it."""
+
+_GEMMA_27B_LAYERS = 62
+"""The one size whose scores are scaled by the hidden size a head; files do not say it.
+
+Source: query_pre_attn_scalar in the released configurations; arXiv:2503.19786.
+"""
 
 
 def config_from_gguf(gguf: GgufFile) -> ModelConfig:
@@ -20,12 +41,12 @@ def config_from_gguf(gguf: GgufFile) -> ModelConfig:
     """
     arch = _architecture(gguf)
     facts = Facts(raw=gguf.metadata, where=str(gguf.path), prefix=f"{arch}.")
-    _refuse(facts)
+    _refuse(facts, arch)
     hidden, heads = facts.count("embedding_length"), facts.count("attention.head_count")
     kv_heads = facts.count("attention.head_count_kv", heads)
     if heads % kv_heads:
         raise facts.fail("attention.head_count_kv", kv_heads, f"it has to divide the head count, {heads}")
-    head_dim = facts.count("attention.key_length", hidden // heads)
+    head_dim = facts.count("attention.key_length", 256 if arch == "gemma3" else hidden // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if facts.count(key, head_dim) != head_dim:
             raise facts.fail(key, facts.get(key), f"only the head dimension, {head_dim}, is supported")
@@ -46,13 +67,45 @@ def config_from_gguf(gguf: GgufFile) -> ModelConfig:
         head_dim=head_dim,
         vocab_size=_vocab_size(gguf),
         rms_eps=facts.number("attention.layer_norm_rms_epsilon"),
-        rope_theta=facts.number("rope.freq_base", 10000.0),
+        rope_theta=facts.number("rope.freq_base", 1e6 if arch == "gemma3" else 10000.0),
         rope_scaling=scaling,
         max_positions=positions,
         tie_embeddings="output.weight" not in gguf.tensors,
         attention_bias="blk.0.attn_q.bias" in gguf.tensors,
         qk_norm="blk.0.attn_q_norm.weight" in gguf.tensors,
         torch_dtype=_main_type(gguf),
+        **(_gemma(facts, hidden, heads) if arch == "gemma3" else {}),
+    )
+
+
+class _GemmaFields(TypedDict, total=False):
+    activation: Activation
+    post_norms: bool
+    embedding_scale: float
+    query_scale: float | None
+    sliding_window: int
+    window_layers: tuple[int, ...]
+    window_rope_theta: float
+
+
+def _gemma(facts: Facts, hidden: int, heads: int) -> _GemmaFields:
+    """What a Gemma 3 file adds, of which it says the window and, in newer files, pattern and second base."""
+    layers, pattern = facts.count("block_count"), facts.get("attention.sliding_window_pattern")
+    if isinstance(pattern, (tuple, list)):
+        if len(pattern) != layers or any(type(one) is not bool for one in pattern):
+            raise facts.fail("attention.sliding_window_pattern", pattern, f"true or false for each of {layers} layers")
+        window_layers = tuple(layer for layer, windowed in enumerate(pattern) if windowed)
+    else:
+        every = facts.count("attention.sliding_window_pattern", _GEMMA_PATTERN)
+        window_layers = tuple(layer for layer in range(layers) if (layer + 1) % every)
+    return _GemmaFields(
+        activation=Activation.GELU_TANH,
+        post_norms=True,
+        embedding_scale=math.sqrt(hidden),
+        query_scale=(hidden / heads) ** -0.5 if layers == _GEMMA_27B_LAYERS else None,
+        sliding_window=facts.count("attention.sliding_window"),
+        window_layers=window_layers,
+        window_rope_theta=facts.number("rope.freq_base_swa", _GEMMA_WINDOW_THETA),
     )
 
 
@@ -71,13 +124,16 @@ def _architecture(gguf: GgufFile) -> str:
     return arch
 
 
-def _refuse(facts: Facts) -> None:
+def _refuse(facts: Facts, arch: str) -> None:
     experts = facts.get("expert_count")
     if experts:
         raise facts.fail("expert_count", experts, "mixture-of-experts models are not supported")
     window = facts.get("attention.sliding_window")
-    if window:
-        raise facts.fail("attention.sliding_window", window, "sliding-window attention is not supported")
+    if window and arch != "gemma3":
+        raise facts.fail("attention.sliding_window", window, f"{arch} with sliding-window attention is not supported")
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if facts.get(key):
+            raise facts.fail(key, facts.get(key), "capped logits are not supported")
 
 
 def _vocab_size(gguf: GgufFile) -> int:

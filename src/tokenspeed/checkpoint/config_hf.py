@@ -11,7 +11,7 @@ from tokenspeed.checkpoint.facts import Facts, JsonObject
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _DEFAULT_POSITIONS = MappingProxyType({"llama": 2048, "qwen2": 32768, "qwen3": 32768})
-"""What a missing ``max_position_embeddings`` means in each family."""
+"""The families read in this format, and what a missing ``max_position_embeddings`` means in each."""
 
 
 def config_from_hf(raw: JsonObject, where: str = "config.json") -> ModelConfig:
@@ -55,12 +55,12 @@ def config_from_hf(raw: JsonObject, where: str = "config.json") -> ModelConfig:
 
 
 def _family(facts: Facts) -> str:
-    supported = f"supported are {', '.join(ARCHITECTURES)} (dense, text only)"
+    supported = f"supported are {', '.join(_DEFAULT_POSITIONS)} (dense, text only), and gemma3 as a GGUF file"
     for key in ("vision_config", "audio_config", "text_config", "thinker_config"):
         if facts.get(key) is not None:
             raise facts.fail(key, facts.get(key), f"models with images or sound are not supported; {supported}")
     model_type = facts.get("model_type")
-    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
+    if not isinstance(model_type, str) or model_type not in _DEFAULT_POSITIONS:
         raise facts.fail("model_type", model_type, supported)
     names = facts.get("architectures")
     if names is not None and (not isinstance(names, list) or ARCHITECTURES[model_type] not in names):

@@ -21,7 +21,7 @@ from tokenspeed.checkpoint.tokenizer_data import (
 from tokenspeed.errors import ModelError
 
 _TOKENIZER = "tokenizer.ggml."
-_TURN_ENDS = ("<|eot_id|>", "<|im_end|>")
+_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
 _TEMPLATE_NAMES: Mapping[str, str] = MappingProxyType(
     {
         "bos_token": "bos_token_id",

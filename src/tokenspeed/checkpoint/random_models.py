@@ -12,7 +12,7 @@ from types import MappingProxyType
 import attrs
 
 from tokenspeed.checkpoint.checkpoint import Checkpoint
-from tokenspeed.checkpoint.config import ARCHITECTURES, ModelConfig, RopeKind, RopeScaling
+from tokenspeed.checkpoint.config import ARCHITECTURES, Activation, ModelConfig, RopeKind, RopeScaling
 from tokenspeed.checkpoint.resolved import CheckpointKind
 from tokenspeed.checkpoint.tokenizer_data import TokenizerBytes
 from tokenspeed.errors import ModelError
@@ -82,6 +82,24 @@ RANDOM_MODELS: Mapping[str, ModelConfig] = MappingProxyType(
             tie_embeddings=False,
             rms_eps=1e-6,
             rope_theta=1e6,
+        ),
+        # A window far shorter than most prompts, and of no whole number of pages.
+        "tiny-gemma3": attrs.evolve(
+            _TINY,
+            model_type="gemma3",
+            architectures=(ARCHITECTURES["gemma3"],),
+            num_layers=4,
+            num_kv_heads=1,
+            head_dim=32,
+            qk_norm=True,
+            rms_eps=1e-6,
+            rope_theta=1e6,
+            activation=Activation.GELU_TANH,
+            post_norms=True,
+            embedding_scale=8.0,
+            sliding_window=24,
+            window_layers=(0, 1, 3),
+            window_rope_theta=10000.0,
         ),
         # The shape of a 135M model, for measurements where no weights are at hand.
         "llama-135m": attrs.evolve(

