@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tokenspeed.plane.plan import BlockCopy, GroupBlocks
+
+HostBytes: TypeAlias = npt.NDArray[np.uint8]
 
 
 class BlockBytes(Protocol):
@@ -30,6 +34,27 @@ class BlockPool(BlockBytes, Protocol):
         ...
 
     def zero_blocks(self, blocks: tuple[GroupBlocks, ...]) -> None: ...
+
+
+class SlotStates(Protocol):
+    """What the executor keeps for a slot and a retraction image must carry (RA-43, SP-45).
+
+    Token histories are not of it: a seat brings them anew. `export` and `restore` are called inside
+    jobs of the write and the load stream, `expect` on ``ts-forward``.
+    """
+
+    @property
+    def slot_bytes(self) -> int: ...
+
+    def expect(self, slot: int) -> None:
+        """A restore is queued: the slot's next owner may refer to its latest token as FROM_DEVICE."""
+        ...
+
+    def export(self, slot: int, into: HostBytes) -> None:
+        """Copy the slot's state to `into`, ``[slot_bytes]``."""
+        ...
+
+    def restore(self, slot: int, kept: HostBytes) -> None: ...
 
 
 class Logprobs(Protocol):

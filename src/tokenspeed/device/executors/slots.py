@@ -26,12 +26,14 @@ class SlotState:
         owners: int32 ``[slots]``; the request-table row that sits there, or NOBODY.
         sampled: bool ``[slots]``; a forward queued before samples a token for the slot, so that
             FROM_DEVICE has something to refer to.
+        adopted: bool ``[slots]``; an image brings the sampled token of whoever is seated there next.
         num_pages: pages are in ``[1, num_pages)``; 0 is the null page.
     """
 
     tables: Int32Array
     owners: Int32Array
     sampled: BoolArray
+    adopted: BoolArray
     num_pages: int
     page_tokens: int
 
@@ -41,7 +43,12 @@ class SlotState:
             raise InvariantBroken("a seat outside the slots", slot=seat.slot, slots=len(self.owners))
         self.owners[seat.slot] = seat.row
         self.tables[seat.slot] = 0
-        self.sampled[seat.slot] = False
+        self.sampled[seat.slot] = self.adopted[seat.slot]
+        self.adopted[seat.slot] = False
+
+    def adopt(self, slot: int) -> None:
+        """A restored request's token arrives in `slot`, in which its seat may or may not be yet."""
+        self.sampled[slot] = self.adopted[slot] = True
 
     def grant(self, grants: BlockGrants) -> None:
         """Write granted blocks into the tables."""
@@ -75,7 +82,7 @@ class SlotState:
         if slot < 0 or self.owners[slot] != row:
             return False
         self.owners[slot] = NOBODY
-        self.sampled[slot] = False
+        self.sampled[slot] = self.adopted[slot] = False
         return True
 
 
@@ -86,6 +93,7 @@ def slot_state(*, slots: int, max_model_len: int, num_pages: int, page_tokens: i
         tables=np.zeros((slots, max_blocks), dtype=np.int32),
         owners=np.full(slots, NOBODY, dtype=np.int32),
         sampled=np.zeros(slots, dtype=np.bool_),
+        adopted=np.zeros(slots, dtype=np.bool_),
         num_pages=num_pages,
         page_tokens=page_tokens,
     )

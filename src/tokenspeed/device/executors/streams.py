@@ -15,8 +15,9 @@ import torch
 
 from tokenspeed.device.backends.base import Backend, DeviceBuffer, DeviceEvent, Job
 from tokenspeed.device.executors.landing import LogprobCopies, NoForwardLanding, Outputs, StreamLanding
-from tokenspeed.device.executors.ports import BlockPool, Logprobs
+from tokenspeed.device.executors.ports import BlockPool, Logprobs, SlotStates
 from tokenspeed.device.executors.prepare import Prepared, PromptRows, prepare
+from tokenspeed.device.executors.slot_states import TokensOnDevice
 from tokenspeed.device.executors.slots import SlotState, slot_state
 from tokenspeed.device.sampling.base import Sampler
 from tokenspeed.device.step import ForwardStep, LayersReady, RaggedRows
@@ -72,7 +73,7 @@ class StreamExecutor:
         if dispatch.seats:
             self._submit(partial(self._seat, dispatch.seats), "seat")
         if batch is None:
-            return NoForwardLanding(event=self.backend.exec_stream.submit(_nothing, "fence"))
+            return NoForwardLanding(event=self.backend.exec_stream.submit(self._all_layers(ready), "fence"))
         prepared = prepare(batch, dispatch.logprobs, self.slots)
         outputs = Outputs()
         event = self._submit(partial(self._run, prepared, ready, outputs), "batch")
@@ -89,6 +90,14 @@ class StreamExecutor:
 
     def close(self) -> None:
         """It has no thread of its own."""
+
+    @property
+    def slot_states(self) -> SlotStates:
+        return TokensOnDevice(slots=self.slots, tokens=self.future_tokens)
+
+    def _all_layers(self, ready: LayersReady) -> Job:
+        """Stands for all jobs before it, and for the plan's load, which no later plan's forward waits for."""
+        return partial(ready.wait_for, self.step.num_layers - 1)
 
     def _submit(self, job: Job, label: str) -> DeviceEvent:
         def without_gradients() -> None:
@@ -176,7 +185,3 @@ def stream_executor(
         slots=slot_state(slots=max_num_seqs, max_model_len=max_model_len, num_pages=num_pages, page_tokens=page_tokens),
         future_tokens=backend.allocate((max_num_seqs,), torch.int64),
     )
-
-
-def _nothing() -> None:
-    """The job whose event stands for all jobs before it."""

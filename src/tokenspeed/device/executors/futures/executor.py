@@ -15,7 +15,8 @@ from tokenspeed.device.executors.futures.output import OutputLoop, open_output_l
 from tokenspeed.device.executors.futures.runner import HostSync, ModelRunner, not_watched
 from tokenspeed.device.executors.futures.runtime import FuturesLog, FuturesRuntime, NoLog
 from tokenspeed.device.executors.landing import NoForwardLanding
-from tokenspeed.device.executors.ports import BlockPool, Logprobs
+from tokenspeed.device.executors.ports import BlockPool, Logprobs, SlotStates
+from tokenspeed.device.executors.slot_states import TokensOnHost
 from tokenspeed.device.executors.slots import slot_state
 from tokenspeed.device.sampling.base import Sampler
 from tokenspeed.device.step import ForwardStep, LayersReady
@@ -70,7 +71,9 @@ class FuturesExecutor:
             self.runtime.queue(partial(self._seat, dispatch.seats), "seat")
         if batch is None:
             self.runner.batch.seat(dispatch.seats, grants, self.ended.take())
-            return NoForwardLanding(event=self.runtime.queue(_nothing, "fence"))
+            # No later plan's forward waits for this plan's load: the fence does.
+            last_layer = self.runner.device.step.num_layers - 1
+            return NoForwardLanding(event=self.runtime.queue(partial(ready.wait_for, last_layer), "fence"))
         output = self.runner.batch.view(batch, grants, dispatch, self.ended.take())
         self.runner.execute_model(output, ready)
         landing = self.runner.sample_tokens()
@@ -93,6 +96,10 @@ class FuturesExecutor:
 
     def close(self) -> None:
         self.outputs.close()
+
+    @property
+    def slot_states(self) -> SlotStates:
+        return TokensOnHost(slots=self.runner.batch.slots)
 
     # ---- jobs ---------------------------------------------------------------------------------
 
@@ -150,7 +157,3 @@ def futures_executor(
         host_sync=host_sync,
     )
     return FuturesExecutor(runner=runner, outputs=open_output_loop(rank=rank, output_rank=output_rank), pool=pool)
-
-
-def _nothing() -> None:
-    """The job whose event stands for all jobs before it."""

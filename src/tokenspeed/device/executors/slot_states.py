@@ -1,0 +1,58 @@
+"""What a retraction image keeps of a slot beside its blocks: the latest token, where only the device has it."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import torch
+
+from tokenspeed.device.backends.base import DeviceBuffer
+from tokenspeed.device.executors.ports import HostBytes
+from tokenspeed.device.executors.slots import SlotState
+
+TOKEN_BYTES = 8
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TokensOnDevice:
+    """`SlotStates` of an executor that keeps each slot's latest token in a device buffer.
+
+    Attributes:
+        tokens: int64 ``[slots]``.
+    """
+
+    slots: SlotState
+    tokens: DeviceBuffer
+    slot_bytes: int = TOKEN_BYTES
+
+    def expect(self, slot: int) -> None:
+        self.slots.adopt(slot)
+
+    def export(self, slot: int, into: HostBytes) -> None:
+        with torch.inference_mode():
+            torch.from_numpy(into.view(np.int64)).copy_(self.tokens.unwrap()[slot : slot + 1])
+
+    def restore(self, slot: int, kept: HostBytes) -> None:
+        with torch.inference_mode():
+            self.tokens.unwrap()[slot : slot + 1].copy_(torch.from_numpy(kept.view(np.int64)))
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TokensOnHost:
+    """`SlotStates` of an executor whose tokens the host has as soon as they land: an image needs none.
+
+    A request is restored after its last forward has landed, and its seat takes the tokens from the
+    worker's own table.
+    """
+
+    slots: SlotState
+    slot_bytes: int = 0
+
+    def expect(self, slot: int) -> None:
+        self.slots.adopt(slot)
+
+    def export(self, slot: int, into: HostBytes) -> None:
+        return None
+
+    def restore(self, slot: int, kept: HostBytes) -> None:
+        return None
