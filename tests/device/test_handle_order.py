@@ -31,7 +31,7 @@ from tokenspeed.plane.plan import (
     StorageVerb,
     WriteBackOp,
 )
-from tokenspeed.plane.ports import DeviceHandle
+from tokenspeed.plane.ports import DeviceHandle, Wakeup
 from tokenspeed.plane.results import CacheAcks
 
 WRITE = WriteBackOp(op_id=1, group=0, device_blocks=(3,), host_blocks=(0,))
@@ -75,6 +75,9 @@ class RecordingTier:
         self.loaded.append(ops)
         self.log.extend(("load", "load") for _ in ops)
         return ReadyOnCall(self.log) if ops else AllReady()
+
+    def notify(self, wakeup: Wakeup) -> None:
+        self.log.append(("host", "notify"))
 
     def acks(self) -> CacheAcks:
         return CacheAcks(write_backs=(1,))

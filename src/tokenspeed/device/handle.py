@@ -12,6 +12,7 @@ from typing import Protocol
 import attrs
 
 from tokenspeed.device.backends.base import Backend
+from tokenspeed.device.executors.ports import SlotStates
 from tokenspeed.device.gc_hooks import RoundCounter
 from tokenspeed.device.profile import Profiler
 from tokenspeed.device.step import AllReady, LayersReady
@@ -31,8 +32,8 @@ from tokenspeed.plane.plan import (
     StorageOp,
     WriteBackOp,
 )
-from tokenspeed.plane.ports import Landing
-from tokenspeed.plane.results import NO_ACKS, CacheAcks
+from tokenspeed.plane.ports import Landing, Wakeup
+from tokenspeed.plane.results import NO_ACKS, CacheAcks, ForwardResult
 
 
 @attrs.frozen(kw_only=True)
@@ -59,13 +60,21 @@ class HostTier(Protocol):
         """Queue copies to the device on the load stream; what this plan's forward waits on."""
         ...
 
-    def acks(self) -> CacheAcks:
-        """Thread-safe; looks at events only."""
+    def notify(self, wakeup: Wakeup) -> None:
+        """Have `wakeup` set when a copy queued since the last call ends; at once if it has (RA-7)."""
         ...
 
-    def flush(self) -> None: ...
+    def acks(self) -> CacheAcks:
+        """Thread-safe; looks at events only. Raises what a copy raised."""
+        ...
 
-    def shutdown(self) -> None: ...
+    def flush(self) -> None:
+        """The scheduler forgot all blocks of the host tier."""
+        ...
+
+    def shutdown(self) -> None:
+        """Wait, not for ever, for the copies that are queued; no other is taken afterwards."""
+        ...
 
 
 @attrs.frozen(eq=False)
@@ -80,6 +89,9 @@ class NoHostTier:
         if ops:
             raise InvariantBroken("a device-bound load without a host tier", ops=ops)
         return AllReady()
+
+    def notify(self, wakeup: Wakeup) -> None:
+        return None
 
     def acks(self) -> CacheAcks:
         return NO_ACKS
@@ -125,9 +137,32 @@ class Executor(Protocol):
 
     def idle_forward(self) -> None: ...
 
+    @property
+    def slot_states(self) -> SlotStates:
+        """What a retraction image keeps of a slot."""
+        ...
+
     def close(self) -> None:
         """Join the executor's own threads; the device is closed already, so that nothing is pending."""
         ...
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PlanLanding:
+    """The landing of a plan with cache operations: their ends wake the control thread, too."""
+
+    landing: Landing
+    host_tier: HostTier
+
+    def landed(self) -> bool:
+        return self.landing.landed()
+
+    def result(self) -> ForwardResult:
+        return self.landing.result()
+
+    def notify(self, wakeup: Wakeup) -> None:
+        self.landing.notify(wakeup)
+        self.host_tier.notify(wakeup)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -154,7 +189,8 @@ class StreamDeviceHandle:
         self.executor.zero_blocks(plan.pages_to_zero)
         ready = self.host_tier.load(loads)
         self.peer.submit(plan.remote_prefill, plan.remote_decode)
-        return self.executor.forward(plan.batch, plan.grants, dispatch, ready)
+        landing = self.executor.forward(plan.batch, plan.grants, dispatch, ready)
+        return PlanLanding(landing=landing, host_tier=self.host_tier) if cache_ops else landing
 
     def poll_cache_results(self) -> CacheAcks:
         return self.host_tier.acks()
