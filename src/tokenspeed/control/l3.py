@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import attrs
 
-from tokenspeed.errors import InvariantBroken
-from tokenspeed.plane.plan import StorageOp
-from tokenspeed.plane.results import StorageTick
+from tokenspeed.errors import DeviceLost, InvariantBroken
+from tokenspeed.plane.plan import StorageOp, StorageVerb
+from tokenspeed.plane.ports import Mesh, StorageExecutor
+from tokenspeed.plane.results import StorageDone, StorageReport, StorageTick
 
 
 class L3(Protocol):
@@ -44,3 +45,94 @@ class NoStorage:
     def submit(self, ops: Sequence[StorageOp]) -> None:
         if ops:
             raise InvariantBroken("storage work planned without a storage executor", ops=len(ops))
+
+
+@attrs.define(eq=False)
+class Owed:
+    """An operation that some owner has not reported yet.
+
+    Attributes:
+        missing: owners without a report.
+        outcomes: by key, true while no owner reported a failure.
+    """
+
+    missing: set[int]
+    outcomes: list[bool]
+    cancelled: bool = False
+
+
+@attrs.define(eq=False)
+class OpenOps:
+    """Writer: AgreedStorage. By operation id; equal on all members after each agreement."""
+
+    owed: dict[int, Owed] = attrs.field(factory=dict[int, Owed])
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class AgreedStorage:
+    """One exchange a round; what an operation came to is known once each of its owners has said so."""
+
+    mesh: Mesh
+    executor: StorageExecutor
+    ops: OpenOps = attrs.field(factory=OpenOps)
+
+    def agree(self, *, forward: bool) -> StorageTick:
+        """Raises: DeviceLost: a member's report is invalid; on all members alike, behind the exchange (CT-32)."""
+        reports = self.mesh.gather(self._report())
+        errors = [f"member {rank}: {report.error}" for rank, report in enumerate(reports) if report.error]
+        if errors:
+            raise DeviceLost("the storage executor failed: " + "; ".join(errors))
+        ended = sorted(self._merge(reports))
+        ops = [(op_id, self.ops.owed.pop(op_id)) for op_id in ended]
+        return StorageTick(
+            forward=forward,
+            # Both follow from the control state, which is equal on all members.
+            storage=forward,
+            now_s=reports[0].now_s,
+            pressure=max(report.pressure for report in reports),
+            completed=tuple(
+                StorageDone(op_id=op_id, outcomes=tuple(op.outcomes)) for op_id, op in ops if not op.cancelled
+            ),
+            cancelled=tuple(op_id for op_id, op in ops if op.cancelled),
+        )
+
+    def submit(self, ops: Sequence[StorageOp]) -> None:
+        """Control thread; the executor's workers see host memory only (RA-23)."""
+        if not ops:
+            return
+        for op in ops:
+            if op.verb is not StorageVerb.CANCEL:
+                self.ops.owed[op.op_id] = Owed(set(range(self.mesh.size)), [True] * len(op.keys))
+        self.executor.submit(ops)
+
+    def _report(self) -> StorageReport:
+        """An executor that cannot be polled is an invalid report: no peer is left waiting in the exchange."""
+        try:
+            return self.executor.report()
+        except Exception as error:  # whatever it is, all members must see it
+            return StorageReport(error=f"{type(error).__name__}: {error}")
+
+    def _merge(self, reports: Iterable[StorageReport]) -> list[int]:
+        """Note what each member reported; returns the operations that nobody owes any more."""
+        ended = []
+        for rank, report in enumerate(reports):
+            for done in report.completed:
+                op = self._owed(done.op_id, rank)
+                if len(done.outcomes) != len(op.outcomes):
+                    raise InvariantBroken("a storage operation with other outcomes than keys", op_id=done.op_id)
+                op.outcomes = [a and b for a, b in zip(op.outcomes, done.outcomes, strict=True)]
+                if not op.missing:
+                    ended.append(done.op_id)
+            for op_id in report.cancelled:
+                op = self._owed(op_id, rank)
+                op.cancelled = True
+                if not op.missing:
+                    ended.append(op_id)
+        return ended
+
+    def _owed(self, op_id: int, rank: int) -> Owed:
+        op = self.ops.owed.get(op_id)
+        if op is None or rank not in op.missing:
+            raise InvariantBroken("a storage operation reported that was not open", op_id=op_id, member=rank)
+        op.missing.discard(rank)
+        return op

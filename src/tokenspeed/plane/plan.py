@@ -177,7 +177,14 @@ class StorageVerb(enum.Enum):
 
 @attrs.frozen(kw_only=True)
 class StorageOp:
-    """One storage (L3) transaction step; executed by the host-only storage executor."""
+    """One storage (L3) transaction step; executed by the host-only storage executor.
+
+    Attributes:
+        op_id: rises by one an operation; of a CANCEL, the operation to be given up.
+        keys: cache group and name of the blocks.
+        host_blocks: of a GET the destinations, of a PUT the sources, one a key; theirs until the
+            executor has reported the end of the operation.
+    """
 
     op_id: int
     verb: StorageVerb
@@ -191,13 +198,19 @@ CacheOp: TypeAlias = WriteBackOp | LoadBackOp | SnapshotBatch | RestoreBatch | S
 
 @attrs.frozen(kw_only=True)
 class RemoteStream:
-    """One request's KV on its way to or from another node."""
+    """One request's KV on its way to or from another node.
+
+    Attributes:
+        pages: of a remote prefill the landing blocks, of a remote decode the whole table.
+        start: of a remote prefill, tokens that are there already; `pages` hold what comes behind them.
+    """
 
     row: int
     rid: str
     slot: int
     pages: tuple[GroupBlocks, ...]
     room: int = 0
+    start: int = 0
 
 
 @attrs.frozen(kw_only=True)

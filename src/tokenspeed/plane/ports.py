@@ -26,7 +26,7 @@ from tokenspeed.plane.results import (
     KvEvent,
     SchedulerEvent,
     Sizes,
-    StorageTick,
+    StorageReport,
     SubmitResult,
 )
 
@@ -349,8 +349,8 @@ class StorageExecutor(Protocol):
 
     def submit(self, ops: Sequence[StorageOp]) -> None: ...
 
-    def report(self) -> StorageTick | None:
-        """What this member saw since the last call; None: no storage configured."""
+    def report(self) -> StorageReport:
+        """What this member saw since the last call. Each operation is completed or cancelled once."""
         ...
 
     def close(self) -> None: ...

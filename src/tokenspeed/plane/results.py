@@ -70,10 +70,16 @@ class ForwardLanded:
 
 @attrs.frozen(kw_only=True)
 class TransferDone:
-    """A PD transfer of `row` ended."""
+    """A PD transfer of `row` ended, and provably so: nobody reads or writes its pages any more.
+
+    Attributes:
+        ok: the KV went over whole. On a decode node the bootstrap token is committed by then.
+        finished: that token ended the request.
+    """
 
     row: int
     ok: bool
+    finished: bool = False
 
 
 SchedulerEvent: TypeAlias = ForwardLanded | TransferDone
@@ -99,12 +105,54 @@ NO_ACKS = CacheAcks()
 
 
 @attrs.frozen(kw_only=True)
+class StorageDone:
+    """A storage operation ended: the executor has retired it and touches its host blocks no more.
+
+    Attributes:
+        outcomes: one for each of the operation's keys: a QUERY found it, a GET filled the host block
+            with verified content, a PUT stored it.
+    """
+
+    op_id: int
+    outcomes: tuple[bool, ...]
+
+
+@attrs.frozen(kw_only=True)
+class StorageReport:
+    """What one member's storage executor saw since its last report (CT-28).
+
+    Attributes:
+        now_s: the executor's clock, seconds.
+        pressure: of its queues, 0 (empty) to 1 (full).
+        cancelled: operations that ended because of a CANCEL, without outcomes.
+        error: why the report is invalid; all members fail then (CT-32).
+    """
+
+    now_s: float = 0.0
+    pressure: float = 0.0
+    completed: tuple[StorageDone, ...] = ()
+    cancelled: tuple[int, ...] = ()
+    error: str = ""
+
+
+@attrs.frozen(kw_only=True)
 class StorageTick:
-    """The replica's agreement on storage for one round, or a change of forward permission (RA-13)."""
+    """The replica's agreement on storage for one round, or a change of forward permission (RA-13).
+
+    Attributes:
+        forward: forwards may be planned.
+        storage: QUERY, GET and PUT may be planned; CANCEL always may.
+        now_s: the first member's clock; the only time the scheduler knows.
+        pressure: the worst of the members'.
+        completed: operations that every owner has reported, by rising id.
+        cancelled: likewise, those that some owner ended for a CANCEL.
+    """
 
     forward: bool = True
     storage: bool = False
-    completed: tuple[tuple[int, bool], ...] = ()
+    now_s: float = 0.0
+    pressure: float = 0.0
+    completed: tuple[StorageDone, ...] = ()
     cancelled: tuple[int, ...] = ()
 
 
