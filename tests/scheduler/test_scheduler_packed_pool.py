@@ -122,6 +122,16 @@ def test_hits_count_as_room_lost_before_anything_is_taken() -> None:
     assert not pool.fits((0, 2), (int32([held[0], held[2]]), none))
 
 
+def test_a_parent_is_as_old_as_the_last_of_its_blocks_to_become_idle() -> None:
+    pool = make_pool(4, (2, 2))
+    first, second = take(pool, 0, 2), take(pool, 0, 2)
+    pool.mark_findable(0, first + second)
+    pool.release(0, int32([first[0], second[0], second[1], first[1]]))
+    take(pool, 1, 2)
+    _, evicted = pool.take(1, 3)
+    assert [one.blocks for one in evicted] == [tuple(second), tuple(first)]
+
+
 class PoolMachine(RuleBasedStateMachine):
     """`refs` and `idle` are the model: idle blocks in the order of their last release."""
 

@@ -251,23 +251,19 @@ class PackedPool:
     def _from_slack(self, group: int, count: int) -> Int32Array:
         """Up to `count` empty blocks of the group's active parents; none only if there are none."""
         lane, parents = self.lanes[group], self.parents
-        while lane.top:
-            n = min(count, lane.top)
-            lane.top -= n
-            blocks = lane.stack[lane.top : lane.top + n][::-1].copy()
-            lane.stacked[blocks] = False
-            homes = blocks // np.int32(lane.k)
-            usable = (lane.refs[blocks] == 0) & ~lane.findable[blocks] & (parents.owner[homes] == group)
-            usable &= parents.live[homes] > 0
-            if not usable.all():
-                blocks, homes = blocks[usable], homes[usable]
-                if not len(blocks):
-                    continue
-            lane.refs[blocks] = 1
-            np.add.at(parents.live, homes, 1)
-            lane.slack -= len(blocks)
-            return blocks
-        return EMPTY_INT32
+        taken: list[int] = []
+        while lane.top and len(taken) < count:
+            lane.top -= 1
+            block = int(lane.stack[lane.top])
+            lane.stacked[block] = False
+            home = block // lane.k
+            if lane.refs[block] or lane.findable[block] or parents.owner[home] != group or not parents.live[home]:
+                continue
+            lane.refs[block] = 1
+            parents.live[home] += 1
+            taken.append(block)
+        lane.slack -= len(taken)
+        return np.array(taken, dtype=np.int32)
 
     def _open_empty(self, group: int, count: int, openable: int) -> Int32Array:
         lane, parents = self.lanes[group], self.parents
@@ -292,27 +288,41 @@ class PackedPool:
         return taken
 
     def _evict(self, group: int, count: int, openable: int, evicted: list[Evicted]) -> Int32Array:
-        """One idle block of the group, or the blocks of one cached parent, whichever was not used for longer."""
-        lane, parents = self.lanes[group], self.parents
-        oldest = next(iter(lane.idle.items()), None)
-        if openable < 1:
-            if oldest is None or oldest[0] not in lane.near:
-                return self._take_idle(group, next(iter(lane.near)), evicted)
-            return self._take_idle(group, oldest[0], evicted)
-        parent = next(iter(parents.cached.items()), None)
-        if parent is None or (oldest is not None and oldest[1] <= parent[1]):
-            if oldest is None:
-                raise InvariantBroken("nothing to evict", group=group, count=count)
-            return self._take_idle(group, oldest[0], evicted)
-        return self._take_parent(group, parent[0], count, evicted)
-
-    def _take_idle(self, group: int, block: int, evicted: list[Evicted]) -> Int32Array:
+        """Idle blocks of the group, or the blocks of one cached parent, whichever were not used for longer."""
         lane = self.lanes[group]
-        evicted.append(Evicted(group, (block,)))
-        taken: Int32Array = np.array([block], dtype=np.int32)
+        run = self._oldest_idle(lane, count, openable)
+        if not run and openable > 0 and self.parents.cached:
+            return self._take_parent(group, next(iter(self.parents.cached)), count, evicted)
+        run = run or [next(iter(lane.near))]
+        taken: Int32Array = np.array(run, dtype=np.int32)
         self.share(group, taken)
-        lane.findable[block] = False
+        lane.findable[taken] = False
+        evicted.append(Evicted(group, tuple(run)))
         return taken
+
+    def _oldest_idle(self, lane: GroupState, count: int, openable: int) -> list[int]:
+        """Up to `count` idle blocks, oldest first: while none is younger than the oldest cached parent, no
+        more than `openable` parents are opened, and none of these has an empty block, which goes first."""
+        parents = self.parents
+        rivals = iter(parents.cached.items())
+        rival = next(rivals, None)
+        opened: set[int] = set()
+        run: list[int] = []
+        for block, moment in lane.idle.items():
+            while rival is not None and rival[0] in opened:
+                rival = next(rivals, None)
+            if len(run) == count or (openable > len(opened) and rival is not None and moment > rival[1]):
+                break
+            home = block // lane.k
+            if not parents.live[home] and home not in opened:
+                if len(opened) >= openable:
+                    break
+                opened.add(home)
+                if not lane.findable[home * lane.k : (home + 1) * lane.k].all():
+                    run.append(block)
+                    break
+            run.append(block)
+        return run
 
     def _take_parent(self, group: int, parent: int, count: int, evicted: list[Evicted]) -> Int32Array:
         old = int(self.parents.owner[parent])
