@@ -16,6 +16,7 @@ from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.compose.engine import rank_engine
 from tokenspeed.device.build import DeviceBuild
 from tokenspeed.device.data_plane import HostDataPlane
+from tokenspeed.device.kv.layout import CacheGroup, attention_group
 from tokenspeed.plane.messages import EngineInfo
 from tokenspeed.plane.ports import FrontendLink, Wakeup
 from tokenspeed.settings.model import DeviceSettings, ModelSettings, Settings
@@ -65,8 +66,8 @@ class Unreadable:
     def expected_bytes(self, config: ModelConfig) -> int:
         return 0
 
-    def bytes_per_page(self, config: ModelConfig, page_tokens: int) -> int:
-        return 1024
+    def cache_groups(self, config: ModelConfig, page_tokens: int) -> tuple[CacheGroup, ...]:
+        return attention_group(config, page_tokens)
 
     def load(self, checkpoint: object, progress: object) -> object:
         raise OSError("planted: the disk is gone")

@@ -20,6 +20,7 @@ from tokenspeed.device.build import OPENERS, DeviceBuild, build_device_side
 from tokenspeed.device.capture import Strict
 from tokenspeed.device.data_plane import open_data_plane
 from tokenspeed.device.gc_hooks import GcHooks
+from tokenspeed.device.kv.layout import CacheGroup
 from tokenspeed.device.machine import Machine
 from tokenspeed.device.memory import GIB
 from tokenspeed.device.parts import DeviceParts
@@ -55,8 +56,8 @@ class RecordingModel:
     def expected_bytes(self, config: object) -> int:
         return self.inner.expected_bytes(config)
 
-    def bytes_per_page(self, config: object, page_tokens: int) -> int:
-        return self.inner.bytes_per_page(config, page_tokens)
+    def cache_groups(self, config: object, page_tokens: int) -> tuple[CacheGroup, ...]:
+        return self.inner.cache_groups(config, page_tokens)
 
     def load(self, opened: object, progress: object) -> object:
         self._note("load")
@@ -141,7 +142,7 @@ def test_the_specs_say_what_settings_checkpoint_and_memory_decided() -> None:
     assert (specs.vocab_size, specs.eos_token_ids) == (90, (7, 9))
     assert (specs.num_pages, specs.page_tokens, specs.max_model_len) == (33, 16, 128)
     assert (specs.max_num_seqs, specs.max_batched_tokens, specs.max_logprobs) == (4, 64, 20)
-    assert specs.groups == (CacheGroupSpec(block_tokens=16, layers=3, bytes_per_block=128),)
+    assert specs.groups == (CacheGroupSpec(block_tokens=16, layers=1, bytes_per_block=128),)
     assert specs.kv_pool_bytes == 33 * 128
     assert specs.sampling_defaults == SamplingParams(temperature=0.5)
     without = attrs.evolve(SETTINGS, model=ModelSettings(generation_defaults=False, served_name="mine"))
@@ -226,7 +227,7 @@ def test_the_record_of_attention_is_frozen_and_does_not_leave_the_build() -> Non
         assert made.host_cache == HostCacheFacts(
             storage=CacheStorage(num_pages=33, page_tokens=16, page_bytes=128),
             groups=("full",),
-            layers=3,
+            layers=1,
             attention="paged",
         )
 

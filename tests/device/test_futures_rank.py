@@ -80,7 +80,7 @@ def rank(
         "max_num_seqs": specs.max_num_seqs,
         "max_model_len": specs.max_model_len,
         "num_pages": specs.num_pages,
-        "page_tokens": specs.page_tokens,
+        "groups": specs.groups,
     }
 
     def make() -> Executor:

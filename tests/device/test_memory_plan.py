@@ -6,7 +6,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from device_doubles import TINY_CONFIG
+from device_doubles import TINY_CONFIG, one_group
 
 from tokenspeed.device.machine import Machine, read_machine, scheduling_mask
 from tokenspeed.device.memory import (
@@ -24,7 +24,7 @@ from tokenspeed.errors import SettingsError
 from tokenspeed.settings.model import CacheSettings, DeviceSettings, ModelSettings, SchedulerSettings, Settings
 
 MACHINE = Machine(available_bytes=8 * GIB, memory_source="a test", cpus=2, cpu_source="a test")
-NEEDS = ModelNeeds(weights_bytes=100 * MIB, page_bytes=MIB, scratch_per_page=0, max_positions=2048)
+NEEDS = ModelNeeds(weights_bytes=100 * MIB, layout=one_group(MIB), scratch_per_page=0, max_positions=2048)
 WORKING = 50 * MIB
 
 

@@ -189,7 +189,7 @@ def test_the_chosen_factory_makes_a_model_of_the_mode(mode: WeightsMode) -> None
     expected = factory.expected_bytes(checkpoint.config)
     assert abs(weights.nbytes - expected) < 0.1 * expected
     bound = factory.bind(weights, num_pages=5, page_tokens=16)
-    assert bound.pool.nbytes == 5 * factory.bytes_per_page(checkpoint.config, 16)
+    assert bound.pool.nbytes == 5 * sum(group.block_bytes for group in factory.cache_groups(checkpoint.config, 16))
     run = paged_run(bound.step, num_pages=5, page_tokens=16)
     assert run.forward([(run.sequence(prompt(9, seed=1)), 9)]).isfinite().all()
 

@@ -42,7 +42,7 @@ def rank(specs: DeviceSpecs = SPECS, *, overlap: bool = True, **parts: object) -
                 max_num_seqs=specs.max_num_seqs,
                 max_model_len=specs.max_model_len,
                 num_pages=specs.num_pages,
-                page_tokens=specs.page_tokens,
+                groups=specs.groups,
             )
 
         handle = StreamDeviceHandle(

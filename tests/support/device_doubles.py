@@ -13,6 +13,7 @@ from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.checkpoint.random_models import open_random_checkpoint
 from tokenspeed.device.backends.cpu import CpuBackend, open_cpu_backend
+from tokenspeed.device.kv.layout import CacheLayout
 from tokenspeed.plane.messages import SamplingParams
 from tokenspeed.plane.plan import (
     FROM_DEVICE,
@@ -27,6 +28,7 @@ from tokenspeed.plane.plan import (
 )
 from tokenspeed.plane.ports import Wakeup
 from tokenspeed.plane.results import NO_ACKS, CacheAcks, ForwardResult
+from tokenspeed.plane.specs import CacheGroupSpec
 
 TIMEOUT_S = 20.0
 
@@ -164,6 +166,12 @@ def batch(
         samples=read_only(np.array(samples if samples is not None else [True] * len(rows))),
         input_ids=int32([token for _, _, tokens in rows for token in tokens]),
     )
+
+
+def one_group(block_bytes: int, block_tokens: int = 16) -> CacheLayout:
+    """The layout of a model that attends to everything in one layer."""
+    spec = CacheGroupSpec(block_tokens=block_tokens, bytes_per_block=block_bytes)
+    return CacheLayout(parent_bytes=block_bytes, groups=(spec,), layer_bytes=(block_bytes,))
 
 
 def read_only(array: np.ndarray) -> np.ndarray:

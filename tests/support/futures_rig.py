@@ -31,6 +31,7 @@ from tokenspeed.device.step import RaggedRows
 from tokenspeed.device.toy import ToyModel, ToySampler
 from tokenspeed.plane.plan import BlockGrants, Dispatch, ExecutionPlan, ForwardBatch, LogprobPlan, Seat
 from tokenspeed.plane.ports import Landing
+from tokenspeed.plane.specs import CacheGroupSpec
 from tokenspeed.testing import hash_continuation
 
 STEP_S = 0.020
@@ -190,7 +191,12 @@ def cpu_futures(**options: object) -> Iterator[FuturesRig]:
             handle.close()
 
 
-SHAPE = {"max_num_seqs": SLOTS, "max_model_len": MAX_LEN, "num_pages": PAGES, "page_tokens": PAGE_TOKENS}
+SHAPE = {
+    "max_num_seqs": SLOTS,
+    "max_model_len": MAX_LEN,
+    "num_pages": PAGES,
+    "groups": (CacheGroupSpec(block_tokens=PAGE_TOKENS),),
+}
 
 
 @contextmanager

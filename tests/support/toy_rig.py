@@ -29,6 +29,7 @@ from tokenspeed.device.profile import TraceProfiler
 from tokenspeed.device.toy import ToyBound, ToyModel, ToySampler
 from tokenspeed.plane.plan import BlockGrants, Dispatch, ExecutionPlan, ForwardBatch, LogprobPlan, Seat
 from tokenspeed.plane.ports import Landing
+from tokenspeed.plane.specs import CacheGroupSpec
 
 EXECUTORS = {"streams": stream_executor, "futures": futures_executor}
 VOCAB, PAGES, PAGE_TOKENS, SLOTS, MAX_LEN = 97, 33, 8, 4, 64
@@ -157,7 +158,7 @@ def toy_rig(
                 max_num_seqs=SLOTS,
                 max_model_len=MAX_LEN,
                 num_pages=PAGES,
-                page_tokens=PAGE_TOKENS,
+                groups=(CacheGroupSpec(block_tokens=PAGE_TOKENS),),
             )
 
         bound, made = on_stream(inner.exec_stream, make, "make")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import attrs
 
 from tokenspeed.device.executors.ports import BlockPool
+from tokenspeed.device.kv.layout import CacheGroup
 from tokenspeed.device.memory import MemoryPlan
 from tokenspeed.device.parts import BoundModel
 from tokenspeed.device.step import ForwardStep
 
-FULL_ATTENTION = "full"
-
 
 @attrs.frozen(kw_only=True)
 class CacheStorage:
-    """Layout of the pool: pages of `page_tokens` tokens, each `page_bytes` over all layers."""
+    """Layout of the pool: parents of `page_bytes` bytes, and how many tokens the finest group's block holds.
+
+    With one group a parent is a block, over all layers.
+    """
 
     num_pages: int
     page_tokens: int
@@ -61,12 +63,19 @@ class AttentionBuild:
         return HostCacheFacts(storage=self.storage, groups=groups, layers=len(self.placement), attention=self.backend)
 
 
-def attention_build(bound: BoundModel, memory: MemoryPlan, *, layers: int) -> AttentionBuild:
-    """The record of a model whose layers all attend to everything."""
+def attention_build(bound: BoundModel, memory: MemoryPlan, groups: tuple[CacheGroup, ...]) -> AttentionBuild:
+    """The record of a bound model; `groups` are those its pool was planned with."""
+    placed = [
+        LayerPlacement(layer=layer, group=group.name, index=index)
+        for group in groups
+        for index, layer in enumerate(group.layers)
+    ]
     return AttentionBuild(
         backend="paged",
         step=bound.step,
         pool=bound.pool,
-        storage=CacheStorage(num_pages=memory.num_pages, page_tokens=memory.page_tokens, page_bytes=memory.page_bytes),
-        placement=tuple(LayerPlacement(layer=i, group=FULL_ATTENTION, index=i) for i in range(layers)),
+        storage=CacheStorage(
+            num_pages=memory.num_pages, page_tokens=memory.layout.page_tokens, page_bytes=memory.layout.parent_bytes
+        ),
+        placement=tuple(sorted(placed, key=lambda layer: layer.layer)),
     )

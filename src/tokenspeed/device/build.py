@@ -161,7 +161,7 @@ def _load(
     for line in memory.lines():
         log.info("%s", line)
     bound = on_stream(stream, lambda: model.bind(weights, num_pages=memory.num_pages, page_tokens=page_tokens), "bind")
-    return attention_build(bound, memory, layers=config.num_layers), memory
+    return attention_build(bound, memory, model.cache_groups(config, page_tokens)), memory
 
 
 def _executor(
@@ -183,5 +183,5 @@ def _executor(
         max_num_seqs=specs.max_num_seqs,
         max_model_len=specs.max_model_len,
         num_pages=specs.num_pages,
-        page_tokens=specs.page_tokens,
+        groups=specs.groups,
     )

@@ -7,7 +7,7 @@ import attrs
 from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.checkpoint.progress import Progress
-from tokenspeed.device.kv.pool import kv_bytes_per_page
+from tokenspeed.device.kv.layout import CacheGroup, attention_group
 from tokenspeed.device.parts import BoundModel, LoadedWeights
 from tokenspeed.device.weights.bind import bind_model
 from tokenspeed.device.weights.load import Weights, load_weights
@@ -22,8 +22,8 @@ class ModelFromWeights:
     def expected_bytes(self, config: ModelConfig) -> int:
         return model_bytes(config)
 
-    def bytes_per_page(self, config: ModelConfig, page_tokens: int) -> int:
-        return kv_bytes_per_page(config, page_tokens)
+    def cache_groups(self, config: ModelConfig, page_tokens: int) -> tuple[CacheGroup, ...]:
+        return attention_group(config, page_tokens)
 
     def load(self, checkpoint: Checkpoint, progress: Progress) -> Weights:
         return load_weights(checkpoint, progress=progress)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import attrs
 
 from tokenspeed.checkpoint.config import ModelConfig
+from tokenspeed.device.kv.layout import CacheLayout
 from tokenspeed.device.machine import Machine
 from tokenspeed.errors import SettingsError
 from tokenspeed.settings.model import DeviceSettings, SchedulerSettings, Settings
@@ -30,14 +33,14 @@ class ModelNeeds:
     """What a loaded model asks for.
 
     Attributes:
-        page_bytes: KV of one page over all layers.
+        layout: of the pool.
         scratch_per_page: working memory that grows with the pages in use: attention of one layer
             over a batch of decode rows gathers their pages, padded to at most twice their number.
         max_positions: longest sequence the model was made for.
     """
 
     weights_bytes: int
-    page_bytes: int
+    layout: CacheLayout
     scratch_per_page: int
     max_positions: int
 
@@ -47,26 +50,25 @@ class MemoryPlan:
     """The decision.
 
     Attributes:
-        num_pages: the null page (id 0) included.
+        num_pages: LCM parents, the null parent (id 0) included.
         max_model_len: tokens, prompt and output, of the longest request.
     """
 
     budget: Budget
     weights_bytes: int
     working_bytes: int
-    page_tokens: int
-    page_bytes: int
+    layout: CacheLayout
     num_pages: int
     max_model_len: int
 
     @property
     def pool_bytes(self) -> int:
-        return self.num_pages * self.page_bytes
+        return self.num_pages * self.layout.parent_bytes
 
     def lines(self) -> tuple[str, ...]:
         """What is printed at start."""
         takes = f"weights {_mib(self.weights_bytes)}, working memory {_mib(self.working_bytes)}"
-        pool = f"{self.num_pages - 1:,} pages x {self.page_tokens} tokens = {_mib(self.pool_bytes)}"
+        pool = f"{self.num_pages - 1:,} {_pages(self.layout)} = {_mib(self.pool_bytes)}"
         return (
             f"memory: {_mib(self.budget.total_bytes)} ({self.budget.why}); {takes}",
             f"KV pool: {pool}; longest request {self.max_model_len:,} tokens",
@@ -145,23 +147,25 @@ def plan_memory(settings: Settings, budget: Budget, needs: ModelNeeds, working: 
 
     Raises: SettingsError: it does not fit; the text has the numbers and what to change.
     """
-    page_tokens = settings.cache.page_tokens
+    layout, requests = needs.layout, settings.scheduler.max_num_seqs
+    chunk = min(settings.scheduler.chunk_tokens, settings.scheduler.max_batched_tokens)
     longest = longest_wanted(settings, needs.max_positions)
     left = budget.total_bytes - needs.weights_bytes - working
-    fitting = left // (needs.page_bytes + needs.scratch_per_page)
+    fitting = left // (layout.parent_bytes + needs.scratch_per_page)
     asked = settings.device.kv_pool_tokens
     if asked is not None:
-        num_pages = -(-asked // page_tokens) + 1
+        num_pages = layout.parents_for(asked, chunk=chunk, requests=requests) + 1
         if num_pages > fitting:
             raise SettingsError(_too_small(budget, needs, working, f"a pool of {asked:,} tokens", num_pages))
     else:
-        one_request = -(-longest // page_tokens) + 1
-        num_pages = min(fitting, settings.scheduler.max_num_seqs * (one_request - 1) + 1)
+        one_request = layout.parents_for(longest, chunk=chunk) + 1
+        num_pages = min(fitting, requests * (one_request - 1) + 1)
         if settings.device.memory_gib is None:
-            num_pages = min(num_pages, max(one_request, UNASKED_POOL_BYTES // needs.page_bytes))
-        if num_pages < 2:
-            raise SettingsError(_too_small(budget, needs, working, "the smallest KV pool", 2))
-    room = (num_pages - 1) * page_tokens
+            num_pages = min(num_pages, max(one_request, UNASKED_POOL_BYTES // layout.parent_bytes))
+        smallest = layout.parents_for(1, chunk=chunk) + 1
+        if num_pages < smallest:
+            raise SettingsError(_too_small(budget, needs, working, "the smallest KV pool", smallest))
+    room = _room(layout, num_pages - 1, chunk=chunk, longest=longest)
     if settings.model.max_len_tokens is not None and longest > room:
         if asked is not None:
             raise SettingsError(
@@ -169,20 +173,31 @@ def plan_memory(settings: Settings, budget: Budget, needs: ModelNeeds, working: 
                 f"at most {room:,} do"
             )
         text = f"one request of model.max_len_tokens {longest:,}"
-        raise SettingsError(_too_small(budget, needs, working, text, -(-longest // page_tokens) + 1))
+        raise SettingsError(_too_small(budget, needs, working, text, layout.parents_for(longest, chunk=chunk) + 1))
     return MemoryPlan(
         budget=budget,
         weights_bytes=needs.weights_bytes,
         working_bytes=working,
-        page_tokens=page_tokens,
-        page_bytes=needs.page_bytes,
+        layout=layout,
         num_pages=num_pages,
         max_model_len=min(longest, room),
     )
 
 
+def _room(layout: CacheLayout, parents: int, *, chunk: int, longest: int) -> int:
+    """Tokens of the longest request, of at most `longest`, that `parents` parents have room for."""
+    return bisect_right(range(1, longest + 1), parents, key=lambda tokens: layout.parents_for(tokens, chunk=chunk))
+
+
+def _pages(layout: CacheLayout) -> str:
+    if len(layout.groups) == 1:
+        return f"pages x {layout.page_tokens} tokens"
+    blocks = ", ".join(f"{group.blocks_per_parent} x {group.block_tokens} {group.name}" for group in layout.groups)
+    return f"pages of {layout.parent_bytes:,} bytes, each for tokens of one group ({blocks})"
+
+
 def _too_small(budget: Budget, needs: ModelNeeds, working: int, what: str, pages: int) -> str:
-    pool = pages * (needs.page_bytes + needs.scratch_per_page)
+    pool = pages * (needs.layout.parent_bytes + needs.scratch_per_page)
     need = needs.weights_bytes + working + pool
     return (
         f"device.memory_gib: {what} needs {_mib(need)}: weights {_mib(needs.weights_bytes)}, working memory "

@@ -13,6 +13,7 @@ from tokenspeed.checkpoint.progress import Progress
 from tokenspeed.device.backends.base import Backend
 from tokenspeed.device.executors.ports import BlockPool, Logprobs
 from tokenspeed.device.gc_hooks import AutomaticCollection, RoundCounter
+from tokenspeed.device.kv.layout import CacheGroup
 from tokenspeed.device.machine import Machine
 from tokenspeed.device.sampling.base import Sampler
 from tokenspeed.device.step import ForwardStep
@@ -42,8 +43,11 @@ class ModelFactory(Protocol):
         """About what the weights will take; 0 where that is not known. May be called from any thread."""
         ...
 
-    def bytes_per_page(self, config: ModelConfig, page_tokens: int) -> int:
-        """KV of one page over all layers. May be called from any thread."""
+    def cache_groups(self, config: ModelConfig, page_tokens: int) -> tuple[CacheGroup, ...]:
+        """What the model keeps of its tokens, by cache group. May be called from any thread.
+
+        `page_tokens`: of the finest group's block; other groups' blocks have multiples of it.
+        """
         ...
 
     def load(self, checkpoint: Checkpoint, progress: Progress) -> LoadedWeights:
@@ -51,7 +55,10 @@ class ModelFactory(Protocol):
         ...
 
     def bind(self, weights: LoadedWeights, *, num_pages: int, page_tokens: int) -> BoundModel:
-        """Allocate the pool; `weights` is what `load` returned and belongs to the result."""
+        """Allocate the pool; `weights` is what `load` returned and belongs to the result.
+
+        `num_pages`: parents, the null parent included, of the layout that `cache_groups` give.
+        """
         ...
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.device.memory import MemoryPlan
 from tokenspeed.plane.messages import SamplingParams
-from tokenspeed.plane.specs import CacheGroupSpec, DeviceSpecs
+from tokenspeed.plane.specs import DeviceSpecs
 from tokenspeed.settings.model import Settings
 
 MAX_LOGPROBS = 20
@@ -20,7 +20,6 @@ def vocabulary_of(checkpoint: Checkpoint) -> int:
 def specs_of(settings: Settings, checkpoint: Checkpoint, memory: MemoryPlan) -> DeviceSpecs:
     """Settings and checkpoint as resolved by the build. Nothing in it can act."""
     config = checkpoint.config
-    group = CacheGroupSpec(block_tokens=memory.page_tokens, layers=config.num_layers, bytes_per_block=memory.page_bytes)
     return DeviceSpecs(
         backend=settings.device.backend.value,
         executor=settings.device.executor.value,
@@ -31,8 +30,8 @@ def specs_of(settings: Settings, checkpoint: Checkpoint, memory: MemoryPlan) -> 
         vocab_size=vocabulary_of(checkpoint),
         max_model_len=memory.max_model_len,
         num_pages=memory.num_pages,
-        page_tokens=memory.page_tokens,
-        groups=(group,),
+        page_tokens=memory.layout.page_tokens,
+        groups=memory.layout.groups,
         max_num_seqs=settings.scheduler.max_num_seqs,
         max_batched_tokens=settings.scheduler.max_batched_tokens,
         max_logprobs=min(MAX_LOGPROBS, vocabulary_of(checkpoint)),

@@ -42,7 +42,13 @@ class RaggedRows:
         positions: int64 ``[T]``, absolute position of each token in its sequence.
         offsets: int64 ``[n + 1]``, row i owns tokens ``offsets[i]:offsets[i + 1]``.
         contexts: int64 ``[n]``, tokens of the row's sequence once this step's KV is written.
-        block_tables: int32 ``[n, max_blocks]``, pages of the row; entries beyond the context are 0.
+        block_tables: int32 ``[n, max_blocks]``, blocks of the row in cache group 0.
+        more_tables: likewise of cache groups 1, 2, …
+
+        Column j of an attention group's table is the block of the tokens ``j * block_tokens ..``; it is
+        0 beyond the context, and in a window group where no query of this batch sees. A state group's
+        table is ``[n, 1]``: the block with the state behind token ``contexts - counts - 1``, clean for
+        a row that starts at 0, and to be left with the state behind the row's last token.
         logit_tokens: int64 ``[m]``, indices into ``[0, T)`` whose logits are wanted.
     """
 
@@ -52,6 +58,12 @@ class RaggedRows:
     contexts: torch.Tensor
     block_tables: torch.Tensor
     logit_tokens: torch.Tensor
+    more_tables: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def group_tables(self) -> tuple[torch.Tensor, ...]:
+        """Of every cache group, by number."""
+        return (self.block_tables, *self.more_tables)
 
 
 class ForwardStep(Protocol):

@@ -7,6 +7,7 @@ from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.device.backends.simulated_parts import simulated_machine, simulated_parts, simulated_settings
 from tokenspeed.device.backends.simulated_roofline import model_shape
 from tokenspeed.device.defaults import ModelFromWeights
+from tokenspeed.device.kv.layout import cache_layout
 from tokenspeed.device.machine import read_machine
 from tokenspeed.device.memory import (
     Budget,
@@ -27,11 +28,11 @@ def memory_of(
     settings: Settings, config: ModelConfig, model: ModelFactory, budget: Budget, weights_bytes: int
 ) -> MemoryPlan:
     """Pool and longest request for a model whose weights take `weights_bytes`. Raises: SettingsError."""
-    page_bytes = model.bytes_per_page(config, settings.cache.page_tokens)
+    layout = cache_layout(model.cache_groups(config, settings.cache.page_tokens))
     needs = ModelNeeds(
         weights_bytes=weights_bytes,
-        page_bytes=page_bytes,
-        scratch_per_page=2 * page_bytes // config.num_layers,
+        layout=layout,
+        scratch_per_page=2 * layout.largest_layer_bytes,
         max_positions=config.max_positions,
     )
     longest = longest_wanted(settings, config.max_positions)

@@ -13,6 +13,7 @@ import torch
 from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.checkpoint.progress import Progress
+from tokenspeed.device.kv.layout import CacheGroup
 from tokenspeed.device.sampling.base import SampledTokens
 from tokenspeed.device.step import LayersReady, RaggedRows
 from tokenspeed.errors import InvariantBroken
@@ -109,8 +110,8 @@ class ToyModel:
     def expected_bytes(self, config: ModelConfig) -> int:
         return 0
 
-    def bytes_per_page(self, config: ModelConfig, page_tokens: int) -> int:
-        return 8 * page_tokens
+    def cache_groups(self, config: ModelConfig, page_tokens: int) -> tuple[CacheGroup, ...]:
+        return (CacheGroup(block_tokens=page_tokens, layers=(0,), layer_bytes=8 * page_tokens),)
 
     def load(self, checkpoint: Checkpoint, progress: Progress) -> ToyWeights:
         return ToyWeights()

@@ -16,6 +16,7 @@ from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.checkpoint.progress import Progress
 from tokenspeed.device.backends.simulated import Work
 from tokenspeed.device.backends.simulated_roofline import KV_BYTES, StepTime
+from tokenspeed.device.kv.layout import CacheGroup, attention_group
 from tokenspeed.device.sampling.base import SampledTokens
 from tokenspeed.device.step import LayersReady, RaggedRows
 from tokenspeed.errors import InvariantBroken
@@ -147,8 +148,9 @@ class SimulatedModel:
     def expected_bytes(self, config: ModelConfig) -> int:
         return 0  # nothing is read: the plan of the pool says whether the weights fit
 
-    def bytes_per_page(self, config: ModelConfig, page_tokens: int) -> int:
-        return config.num_layers * 2 * config.num_kv_heads * page_tokens * config.head_dim * KV_BYTES
+    def cache_groups(self, config: ModelConfig, page_tokens: int) -> tuple[CacheGroup, ...]:
+        """One group, whatever the model has: the memory is the real one's, the content a hash."""
+        return attention_group(config, page_tokens, number_bytes=KV_BYTES)
 
     def load(self, checkpoint: Checkpoint, progress: Progress) -> SimulatedWeights:
         return SimulatedWeights(nbytes=self.weight_bytes)

@@ -50,7 +50,7 @@ class Prepared:
     Attributes:
         token_ids: int64 ``[T]``; 0 at `late`.
         late, late_slots: int64 ``[f]``, places in `token_ids` and the slots whose token goes there.
-        positions, offsets, contexts, tables: as in `device.step.RaggedRows`.
+        positions, offsets, contexts, tables, more_tables: as in `device.step.RaggedRows`.
         logit_tokens: int64 ``[s + p]``, the sampled rows' last tokens, then those of `prompt`.
         sampled: int64 ``[s]``, batch indices; `sampled_slots` and `sampled_positions` (the position
             the new token will have) go with them.
@@ -63,6 +63,7 @@ class Prepared:
     offsets: Int64Array
     contexts: Int64Array
     tables: Int32Array
+    more_tables: tuple[Int32Array, ...]
     logit_tokens: Int64Array
     sampled: Int64Array
     sampled_slots: Int64Array
@@ -83,7 +84,7 @@ def prepare(batch: ForwardBatch, logprobs: LogprobPlan, slots: SlotState) -> Pre
     if not len(counts) or counts.min() < 1 or total != len(batch.input_ids):
         raise InvariantBroken("a batch whose counts do not fit its tokens", counts=counts, tokens=len(batch.input_ids))
     contexts = starts + counts
-    tables = slots.gather(batch.rows, batch.slots, contexts)
+    tables = slots.gather(batch.rows, batch.slots, starts, contexts)
     token_ids = batch.input_ids.astype(np.int64)
     late = np.flatnonzero(token_ids == FROM_DEVICE)
     late_slots = batch.slots[np.searchsorted(offsets, late, side="right") - 1].astype(np.int64)
@@ -101,7 +102,8 @@ def prepare(batch: ForwardBatch, logprobs: LogprobPlan, slots: SlotState) -> Pre
         positions=np.arange(total) + np.repeat(starts - offsets[:-1], counts),
         offsets=offsets,
         contexts=contexts,
-        tables=tables,
+        tables=tables[0],
+        more_tables=tables[1:],
         logit_tokens=np.concatenate((offsets[sampled + 1] - 1, prompt_tokens)),
         sampled=sampled,
         sampled_slots=sampled_slots,

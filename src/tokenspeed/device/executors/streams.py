@@ -24,6 +24,7 @@ from tokenspeed.device.step import ForwardStep, LayersReady, RaggedRows
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.plan import BlockCopy, BlockGrants, Dispatch, ForwardBatch, GroupBlocks, Seat
 from tokenspeed.plane.ports import Landing
+from tokenspeed.plane.specs import CacheGroupSpec
 
 LOGPROB_ROWS = 64
 """Prompt rows whose log-softmax is computed at once: bounds a copy of ``[rows, vocab]`` float32."""
@@ -129,6 +130,7 @@ class StreamExecutor:
             offsets=to_device(prepared.offsets),
             contexts=to_device(prepared.contexts),
             block_tables=to_device(prepared.tables),
+            more_tables=tuple(to_device(tables) for tables in prepared.more_tables),
             logit_tokens=to_device(prepared.logit_tokens),
         )
         logits = self.step.run(rows, layers=range(self.step.num_layers), ready=ready)
@@ -173,7 +175,7 @@ def stream_executor(
     max_num_seqs: int,
     max_model_len: int,
     num_pages: int,
-    page_tokens: int,
+    groups: tuple[CacheGroupSpec, ...],
 ) -> StreamExecutor:
     """An executor with empty slots. Call it inside a job of the exec stream: it allocates there."""
     return StreamExecutor(
@@ -182,6 +184,6 @@ def stream_executor(
         pool=pool,
         sampler=sampler,
         logprobs=logprobs,
-        slots=slot_state(slots=max_num_seqs, max_model_len=max_model_len, num_pages=num_pages, page_tokens=page_tokens),
+        slots=slot_state(slots=max_num_seqs, max_model_len=max_model_len, num_pages=num_pages, groups=groups),
         future_tokens=backend.allocate((max_num_seqs,), torch.int64),
     )

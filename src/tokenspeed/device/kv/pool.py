@@ -5,6 +5,9 @@ values at 1 of the third dimension. A page is one run of ``bytes_per_page`` byte
 that copies, transfers and the host tier move it whole, and one layer of a page is one run inside it.
 Within a layer the tokens of one head are next to each other, which is what attention reads.
 
+Where the pool shares its memory with other cache groups (`kv.grouped`), pages have other blocks or
+padding between them, always so that a page begins at a multiple of a run.
+
 Page 0 is the null page: it is zero, belongs to nobody and is never written. Block tables are padded
 with it, so a padded read finds numbers, and a masked weight of 0 times them is 0.
 """
@@ -33,7 +36,8 @@ class KvPool:
     """Pages of one model's keys and values. Build it with `kv_pool`; called from the exec stream's jobs.
 
     Attributes:
-        pages: float32, laid out as the module says. Its memory is taken page by page, at the first write.
+        pages: float32, laid out as the module says; dense but for the first dimension. Its memory is
+            taken page by page, at the first write.
     """
 
     pages: torch.Tensor
@@ -82,19 +86,25 @@ class KvPool:
         ``h < kv_heads`` are keys, ``kv_heads <= h < 2 * kv_heads`` values; `run_stride` is the stride.
         Returns: float32 ``[*, page_tokens * head_dim]``.
         """
-        _, _, two, heads, tokens, dim = self.pages.shape
-        return self.pages.view(-1, tokens * dim)[layer * two * heads :]
+        _, _, _, _, tokens, dim = self.pages.shape
+        return self._rows(layer, tokens * dim)
 
     def vectors(self, layer: int) -> torch.Tensor:
         """The same by tokens: row ``(page * stride + h) * page_tokens + offset``; float32 ``[*, head_dim]``."""
-        _, _, two, heads, tokens, dim = self.pages.shape
-        return self.pages.view(-1, dim)[layer * two * heads * tokens :]
+        return self._rows(layer, self.pages.shape[5])
 
     @property
     def run_stride(self) -> int:
-        """Runs of one page over all layers."""
-        _, layers, two, heads, _, _ = self.pages.shape
-        return layers * two * heads
+        """Runs from one page to the next: those of one page over all layers, and what padding has room for."""
+        _, _, _, _, tokens, dim = self.pages.shape
+        return self.pages.stride(0) // (tokens * dim)
+
+    def _rows(self, layer: int, width: int) -> torch.Tensor:
+        """From `layer` of the null page to the last page's, float32 ``[*, width]``."""
+        pages, (per_page, per_layer) = self.pages, self.pages.stride()[:2]
+        end = (self.num_pages - 1) * per_page + pages.shape[1] * per_layer
+        first = layer * per_layer
+        return pages.as_strided(((end - first) // width, width), (width, 1), pages.storage_offset() + first)
 
     def _check(self, blocks: tuple[int, ...], *groups: int) -> None:
         if any(groups):

@@ -35,11 +35,6 @@ class NativeModelBound:
     pool: KvPool
 
 
-def native_kv_bytes_per_page(config: ModelConfig, page_tokens: int, dtype: torch.dtype) -> int:
-    """Bytes of one page over all layers."""
-    return config.num_layers * 2 * config.num_kv_heads * page_tokens * config.head_dim * dtype.itemsize
-
-
 def bind_native(
     library: NativeLibrary,
     weights: NativeWeights,

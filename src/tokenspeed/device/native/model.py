@@ -16,7 +16,8 @@ from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.checkpoint.progress import Progress
 from tokenspeed.device.defaults import ModelFromWeights
-from tokenspeed.device.native.bind import NativeModelBound, bind_native, native_kv_bytes_per_page
+from tokenspeed.device.kv.layout import CacheGroup, attention_group
+from tokenspeed.device.native.bind import NativeModelBound, bind_native
 from tokenspeed.device.native.library import NativeLibrary, native_library
 from tokenspeed.device.native.weights import NativeWeights, load_native
 from tokenspeed.device.parts import LoadedWeights, ModelFactory
@@ -51,8 +52,8 @@ class NativeModel:
         numbers = sum(math.prod(shape) for shape in tensor_shapes(config).values())
         return int(numbers * (stored_bytes_each(config) if self.mode is WeightsMode.NATIVE else _BYTES_EACH[self.mode]))
 
-    def bytes_per_page(self, config: ModelConfig, page_tokens: int) -> int:
-        return native_kv_bytes_per_page(config, page_tokens, self.kv_dtype)
+    def cache_groups(self, config: ModelConfig, page_tokens: int) -> tuple[CacheGroup, ...]:
+        return attention_group(config, page_tokens, number_bytes=self.kv_dtype.itemsize)
 
     def load(self, checkpoint: Checkpoint, progress: Progress) -> NativeWeights:
         return load_native(self.library, checkpoint, self.mode, progress)

@@ -93,6 +93,7 @@ class DeviceStep:
             offsets=to_device(prepared.offsets),
             contexts=to_device(prepared.contexts),
             block_tables=to_device(prepared.tables),
+            more_tables=tuple(to_device(tables) for tables in prepared.more_tables),
             logit_tokens=to_device(prepared.logit_tokens),
         )
         return self.step.run(rows, layers=range(self.step.num_layers), ready=ready)

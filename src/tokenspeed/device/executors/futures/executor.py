@@ -23,6 +23,7 @@ from tokenspeed.device.step import ForwardStep, LayersReady
 from tokenspeed.errors import InvariantBroken, SettingsError
 from tokenspeed.plane.plan import BlockCopy, BlockGrants, Dispatch, ForwardBatch, GroupBlocks, Seat
 from tokenspeed.plane.ports import Landing
+from tokenspeed.plane.specs import CacheGroupSpec
 
 
 @attrs.define(eq=False)
@@ -122,7 +123,7 @@ def futures_executor(
     max_num_seqs: int,
     max_model_len: int,
     num_pages: int,
-    page_tokens: int,
+    groups: tuple[CacheGroupSpec, ...],
     asynchronous: bool = True,
     buckets: tuple[int, ...] = (),
     rank: int = 0,
@@ -145,7 +146,7 @@ def futures_executor(
             f"must stay on the device until the next one has taken them; set device.async_scheduling to false "
             f"(--no-async-scheduling) or device.executor to streams"
         )
-    slots = slot_state(slots=max_num_seqs, max_model_len=max_model_len, num_pages=num_pages, page_tokens=page_tokens)
+    slots = slot_state(slots=max_num_seqs, max_model_len=max_model_len, num_pages=num_pages, groups=groups)
     batch = input_batch(slots, max_model_len=max_model_len)
     runtime = FuturesRuntime(backend=backend, log=log or NoLog())
     runner = ModelRunner(

@@ -10,6 +10,7 @@ import numpy as np
 from tokenspeed.device.executors.futures.batch_state import UNKNOWN, InputBatch, SchedulerOutput
 from tokenspeed.device.executors.futures.runtime import DeviceFuture
 from tokenspeed.device.executors.prepare import Prepared, prepare
+from tokenspeed.plane.messages import Int32Array
 from tokenspeed.plane.plan import ForwardBatch
 from tokenspeed.plane.table import Int64Array
 
@@ -85,7 +86,7 @@ class HostInputs:
 
 
 def padded(prepared: Prepared, size: int) -> Prepared:
-    """Rows of one token without a request up to `size`: token 0 at position 0, in the null page.
+    """Rows of one token without a request up to `size`: token 0 at position 0, in the null parent.
 
     Their output is never sampled.
     """
@@ -101,8 +102,13 @@ def padded(prepared: Prepared, size: int) -> Prepared:
         positions=np.concatenate((prepared.positions, nothing)),
         offsets=np.concatenate((prepared.offsets, total + 1 + np.arange(more))),
         contexts=np.concatenate((prepared.contexts, nothing + 1)),
-        tables=np.concatenate((prepared.tables, np.zeros((more, prepared.tables.shape[1]), dtype=np.int32))),
+        tables=_with_nobody(prepared.tables, more),
+        more_tables=tuple(_with_nobody(tables, more) for tables in prepared.more_tables),
     )
+
+
+def _with_nobody(tables: Int32Array, more: int) -> Int32Array:
+    return np.concatenate((tables, np.zeros((more, tables.shape[1]), dtype=np.int32)))
 
 
 def powers_of_two(most: int) -> tuple[int, ...]:
