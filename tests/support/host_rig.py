@@ -326,7 +326,7 @@ def host_rig(
                 max_num_seqs=SLOTS,
                 max_model_len=MAX_LEN,
                 num_pages=PAGES,
-                page_tokens=PAGE_TOKENS,
+                groups=specs.groups,
             )
             tier = host_cache(
                 backend=backend,
