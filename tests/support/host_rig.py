@@ -333,7 +333,7 @@ def host_rig(
                 pool=pool,
                 slots=made.slot_states,
                 specs=specs,
-                placement=tuple(LayerPlace(0, index) for index in range(LAYERS)),
+                placement=tuple(LayerPlace(index, 0, index) for index in range(LAYERS)),
                 load_wait=load_wait,
                 fences=WatchedFences(watch, without),
             )

@@ -5,10 +5,13 @@ from __future__ import annotations
 import attrs
 
 from tokenspeed.device.executors.ports import BlockPool
+from tokenspeed.device.kv.host_build import HostPlan
+from tokenspeed.device.kv.host_cache import LayerPlace
 from tokenspeed.device.kv.layout import CacheGroup
 from tokenspeed.device.memory import MemoryPlan
 from tokenspeed.device.parts import BoundModel
 from tokenspeed.device.step import ForwardStep
+from tokenspeed.plane.specs import CacheGroupSpec
 
 
 @attrs.frozen(kw_only=True)
@@ -34,12 +37,17 @@ class LayerPlacement:
 
 @attrs.frozen(kw_only=True)
 class HostCacheFacts:
-    """What a host tier must know of the cache; plain values, no buffer."""
+    """What a host tier must know of the cache; plain values, no buffer.
+
+    `host_parents`: LCM parents of the tier in host memory, `images`: retraction images beside it.
+    """
 
     storage: CacheStorage
     groups: tuple[str, ...]
     layers: int
     attention: str
+    host_parents: int = 0
+    images: int = 0
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -58,9 +66,21 @@ class AttentionBuild:
     storage: CacheStorage
     placement: tuple[LayerPlacement, ...]
 
-    def host_facts(self) -> HostCacheFacts:
+    def host_facts(self, host: HostPlan) -> HostCacheFacts:
         groups = tuple(dict.fromkeys(layer.group for layer in self.placement))
-        return HostCacheFacts(storage=self.storage, groups=groups, layers=len(self.placement), attention=self.backend)
+        return HostCacheFacts(
+            storage=self.storage,
+            groups=groups,
+            layers=len(self.placement),
+            attention=self.backend,
+            host_parents=host.parents,
+            images=host.images,
+        )
+
+    def layer_places(self, groups: tuple[CacheGroupSpec, ...]) -> tuple[LayerPlace, ...]:
+        """The placement, with the groups' numbers."""
+        numbers = {group.name: number for number, group in enumerate(groups)}
+        return tuple(LayerPlace(place.layer, numbers[place.group], place.index) for place in self.placement)
 
 
 def attention_build(bound: BoundModel, memory: MemoryPlan, groups: tuple[CacheGroup, ...]) -> AttentionBuild:

@@ -22,7 +22,8 @@ from tokenspeed.device.backends.simulated_parts import simulated_parts, simulate
 from tokenspeed.device.executors.futures.executor import futures_executor
 from tokenspeed.device.executors.futures.model_input import powers_of_two
 from tokenspeed.device.executors.streams import stream_executor
-from tokenspeed.device.handle import Executor, StreamDeviceHandle
+from tokenspeed.device.handle import Executor, HostTier, NoHostTier, StreamDeviceHandle
+from tokenspeed.device.kv.host_build import HostPlan, counters_for, host_cache
 from tokenspeed.device.machine import Machine, read_machine
 from tokenspeed.device.memory import (
     MemoryPlan,
@@ -37,7 +38,7 @@ from tokenspeed.device.profile import TraceProfiler
 from tokenspeed.device.sampling.base import logprobs
 from tokenspeed.device.sampling.sampler import batch_sampler
 from tokenspeed.device.specs_of import specs_of
-from tokenspeed.device.survey import memory_of
+from tokenspeed.device.survey import host_of, memory_of
 from tokenspeed.device.warm_up import warm_up
 from tokenspeed.errors import NotSupported
 from tokenspeed.plane.ports import DeviceHandle
@@ -104,12 +105,15 @@ def build_device_side(
     with ExitStack() as opened:
         backend = open_backend(settings.device, machine, given.backend)
         opened.callback(backend.close)
-        attention, memory = _load(settings, checkpoint, model, backend, machine, watch)
-        specs = specs_of(settings, checkpoint, memory)
+        attention, memory, host = _load(settings, checkpoint, model, backend, machine, watch)
+        specs = specs_of(settings, checkpoint, memory, host)
         executor = on_stream(
             backend.exec_stream, lambda: _executor(settings.device, backend, attention, specs, given), "executor"
         )
         opened.callback(executor.close)
+        host_tier = on_stream(
+            backend.exec_stream, lambda: _host_tier(backend, attention, specs, executor, given), "host tier"
+        )
         watch.step("warm-up", 0, 1)
         warm_up(executor, specs)
         watch.step("warm-up", 1, 1)
@@ -118,13 +122,14 @@ def build_device_side(
             executor=executor,
             profiler=TraceProfiler(stream=backend.exec_stream),
             rounds=given.rounds,
+            host_tier=host_tier,
         )
         opened.pop_all()
     return DeviceBuild(
         specs=specs,
         handle=handle,
         transfer=None,
-        host_cache=attention.host_facts(),
+        host_cache=attention.host_facts(host),
         encoder_model_facts=TextOnly(model_name=specs.model_name),
     )
 
@@ -150,7 +155,7 @@ def _load(
     backend: Backend,
     machine: Machine,
     progress: Progress,
-) -> tuple[AttentionBuild, MemoryPlan]:
+) -> tuple[AttentionBuild, MemoryPlan, HostPlan]:
     """Weights first, because what they leave of the budget is the pool's."""
     config, page_tokens, stream = checkpoint.config, settings.cache.page_tokens, backend.exec_stream
     budget = memory_budget(settings.device, machine)
@@ -158,10 +163,27 @@ def _load(
     longest_wanted(settings, config.max_positions)  # refuses before the weights are read
     weights = on_stream(stream, lambda: model.load(checkpoint, progress), "load")
     memory = memory_of(settings, config, model, budget, weights.nbytes)
-    for line in memory.lines():
+    host = host_of(settings, memory, machine)
+    for line in (*memory.lines(), *host.lines()):
         log.info("%s", line)
     bound = on_stream(stream, lambda: model.bind(weights, num_pages=memory.num_pages, page_tokens=page_tokens), "bind")
-    return attention_build(bound, memory, model.cache_groups(config, page_tokens)), memory
+    return attention_build(bound, memory, model.cache_groups(config, page_tokens)), memory, host
+
+
+def _host_tier(
+    backend: Backend, attention: AttentionBuild, specs: DeviceSpecs, executor: Executor, given: DeviceParts
+) -> HostTier:
+    if not specs.host_parents:
+        return NoHostTier()
+    return host_cache(
+        backend=backend,
+        pool=attention.pool,
+        slots=executor.slot_states,
+        specs=specs,
+        placement=attention.layer_places(specs.groups),
+        counters=counters_for(attention.step),
+        cost=None if given.copy_cost is None else given.copy_cost(specs.groups),
+    )
 
 
 def _executor(

@@ -13,10 +13,12 @@ from tokenspeed.checkpoint.progress import Progress
 from tokenspeed.device.backends.base import Backend
 from tokenspeed.device.executors.ports import BlockPool, Logprobs
 from tokenspeed.device.gc_hooks import AutomaticCollection, RoundCounter
+from tokenspeed.device.kv.host_cache import CopyCost
 from tokenspeed.device.kv.layout import CacheGroup
 from tokenspeed.device.machine import Machine
 from tokenspeed.device.sampling.base import Sampler
 from tokenspeed.device.step import ForwardStep
+from tokenspeed.plane.specs import CacheGroupSpec
 
 
 class LoadedWeights(Protocol):
@@ -79,6 +81,7 @@ class DeviceParts:
         logprobs: reads the log-probabilities from the model's logits.
         rounds: is told of forwarded rounds; a rank process of the launcher passes `GcHooks`.
         machine: limits to size by; None: those of this process.
+        copy_cost: for these cache groups, what host-tier copies cost beside the time they take.
     """
 
     backend: Callable[[int], Backend] | None = None
@@ -87,3 +90,4 @@ class DeviceParts:
     logprobs: Logprobs | None = None
     rounds: RoundCounter = attrs.field(factory=AutomaticCollection)
     machine: Machine | None = None
+    copy_cost: Callable[[tuple[CacheGroupSpec, ...]], CopyCost] | None = None

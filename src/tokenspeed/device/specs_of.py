@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tokenspeed.checkpoint.checkpoint import Checkpoint
+from tokenspeed.device.kv.host_build import HostPlan
 from tokenspeed.device.memory import MemoryPlan
 from tokenspeed.plane.messages import SamplingParams
 from tokenspeed.plane.specs import DeviceSpecs
@@ -17,7 +18,7 @@ def vocabulary_of(checkpoint: Checkpoint) -> int:
     return min(checkpoint.config.vocab_size, checkpoint.tokenizer_vocab_size)
 
 
-def specs_of(settings: Settings, checkpoint: Checkpoint, memory: MemoryPlan) -> DeviceSpecs:
+def specs_of(settings: Settings, checkpoint: Checkpoint, memory: MemoryPlan, host: HostPlan) -> DeviceSpecs:
     """Settings and checkpoint as resolved by the build. Nothing in it can act."""
     config = checkpoint.config
     return DeviceSpecs(
@@ -32,6 +33,8 @@ def specs_of(settings: Settings, checkpoint: Checkpoint, memory: MemoryPlan) -> 
         num_pages=memory.num_pages,
         page_tokens=memory.layout.page_tokens,
         groups=memory.layout.groups,
+        host_parents=host.parents,
+        images=host.images,
         max_num_seqs=settings.scheduler.max_num_seqs,
         max_batched_tokens=settings.scheduler.max_batched_tokens,
         max_logprobs=min(MAX_LOGPROBS, vocabulary_of(checkpoint)),

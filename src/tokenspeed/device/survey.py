@@ -7,8 +7,9 @@ from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.device.backends.simulated_parts import simulated_machine, simulated_parts, simulated_settings
 from tokenspeed.device.backends.simulated_roofline import model_shape
 from tokenspeed.device.defaults import ModelFromWeights
+from tokenspeed.device.kv.host_build import HostPlan, plan_host
 from tokenspeed.device.kv.layout import cache_layout
-from tokenspeed.device.machine import read_machine
+from tokenspeed.device.machine import Machine, read_machine
 from tokenspeed.device.memory import (
     Budget,
     MemoryPlan,
@@ -39,6 +40,21 @@ def memory_of(
     return plan_memory(settings, budget, needs, working_bytes(config, settings.scheduler, longest))
 
 
+def host_of(settings: Settings, memory: MemoryPlan, machine: Machine) -> HostPlan:
+    """Host tier and image pool beside what `memory` says. Raises: SettingsError.
+
+    The host of a simulated device has no limit: what is copied there is small.
+    """
+    simulated = settings.device.backend is Backend.SIMULATED
+    return plan_host(
+        settings.cache,
+        memory.layout.groups,
+        taken=memory.weights_bytes + memory.working_bytes + memory.pool_bytes,
+        available=None if simulated else machine.available_bytes,
+        source=machine.memory_source,
+    )
+
+
 def survey(settings: Settings, checkpoint: Checkpoint) -> tuple[str, ...]:
     """Threads and memory as `build_device_side` would choose them now, as lines for people.
 
@@ -53,13 +69,16 @@ def survey(settings: Settings, checkpoint: Checkpoint) -> tuple[str, ...]:
     threads = settings.device.threads or machine.cpus
     why = "device.threads" if settings.device.threads else machine.cpu_source
     backend = f"{settings.device.backend.value} backend, {threads} compute threads ({why})"
-    return (backend, *memory_of(settings, checkpoint.config, model, budget, expected).lines())
+    memory = memory_of(settings, checkpoint.config, model, budget, expected)
+    return (backend, *memory.lines(), *host_of(settings, memory, machine).lines())
 
 
 def _simulated(settings: Settings, checkpoint: Checkpoint) -> tuple[str, ...]:
     parts = simulated_parts(settings, checkpoint, DeviceParts())
-    budget = memory_budget(settings.device, simulated_machine(settings))
+    machine = simulated_machine(settings)
+    budget = memory_budget(settings.device, machine)
     weights = model_shape(checkpoint.config, settings.simulated).weight_bytes
     model = parts.model or ModelFromWeights()
     backend = f"simulated {settings.simulated.accelerator.value}: times from its data sheet, no weights"
-    return (backend, *memory_of(settings, checkpoint.config, model, budget, weights).lines())
+    memory = memory_of(settings, checkpoint.config, model, budget, weights)
+    return (backend, *memory.lines(), *host_of(settings, memory, machine).lines())

@@ -49,6 +49,8 @@ FLAGS: tuple[Flag, ...] = (
     _flag("cache.page_tokens", "--block-size", "--page-size"),
     _flag("cache.prefix", "--enable-prefix-caching", value="true"),
     _flag("cache.prefix", "--no-enable-prefix-caching", "--disable-radix-cache", value="false"),
+    _flag("cache.host_gib", "--host-cache-gib"),
+    _flag("cache.write_policy", "--kvstore-write-policy", "--hicache-write-policy"),
     _flag("parallel.tensor", "--tensor-parallel-size", "--tp-size", "-tp"),
     _flag("parallel.pipeline", "--pipeline-parallel-size", "--pp-size", "-pp"),
     _flag("parallel.data", "--data-parallel-size", "--dp-size", "-dp"),

@@ -76,6 +76,21 @@ class Policy(enum.Enum):
     LPM = "lpm"
 
 
+class Retraction(enum.Enum):
+    """What is tried for a running request that must give up its KV pages."""
+
+    SNAPSHOT = "snapshot"
+    RECOMPUTE = "recompute"
+    ABORT = "abort"
+
+
+class WritePolicy(enum.Enum):
+    """When KV blocks are copied to the host tier: as they become findable, or as they are evicted."""
+
+    WRITE_THROUGH = "write_through"
+    WRITE_BACK = "write_back"
+
+
 class Transport(enum.Enum):
     """How frontend and engine speak: over ZeroMQ between processes, or within one process."""
 
@@ -215,6 +230,14 @@ class SimulatedSettings:
     seed: int = attrs.field(default=0, validator=v.ge(0), metadata={"help": "another seed gives other tokens"})
 
 
+def _check_retraction(_: object, __: object, chain: tuple[Retraction, ...]) -> None:
+    """A request that cannot be imaged must have another way out."""
+    if len(set(chain)) != len(chain):
+        raise ValueError("each of its words at most once")
+    if not {Retraction.RECOMPUTE, Retraction.ABORT} & set(chain):
+        raise ValueError("must contain recompute or abort: not every request can be imaged")
+
+
 @attrs.frozen(kw_only=True)
 class SchedulerSettings:
     """Planning of rounds."""
@@ -240,6 +263,14 @@ class SchedulerSettings:
     overlap: bool = attrs.field(
         default=True, metadata={"help": "plan the next forward while one runs (in-flight depth 1; false: 0)"}
     )
+    retraction: tuple[Retraction, ...] = attrs.field(
+        default=(Retraction.SNAPSHOT, Retraction.RECOMPUTE, Retraction.ABORT),
+        validator=_check_retraction,
+        metadata={
+            "help": "tried in order when KV pages run out; snapshot: keep an image in host memory (needs cache.images);"
+            " recompute: queue again and compute its tokens anew; abort: end the newest request"
+        },
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -250,6 +281,20 @@ class CacheSettings:
         default=16, validator=v.in_((8, 16, 32, 64, 128)), metadata={"help": "tokens of one page of the KV pool"}
     )
     prefix: bool = attrs.field(default=True, metadata={"help": "find prompt prefixes computed before"})
+    host_gib: float = attrs.field(
+        default=0.0,
+        validator=v.ge(0.0),
+        metadata={"help": "host memory for KV blocks beside the pool, taken as it fills; 0: no host tier"},
+    )
+    write_policy: WritePolicy = attrs.field(
+        default=WritePolicy.WRITE_THROUGH,
+        metadata={"help": "when blocks are copied to the host tier: as they become findable, or as they are evicted"},
+    )
+    images: int = attrs.field(
+        default=0,
+        validator=[v.ge(0), v.le(4096)],
+        metadata={"help": "retracted requests whose image the host keeps at once; 0: none"},
+    )
 
 
 @attrs.frozen(kw_only=True)

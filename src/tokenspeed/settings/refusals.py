@@ -12,7 +12,7 @@ import attrs
 
 from tokenspeed.errors import SettingsError
 from tokenspeed.settings.keys import Path, dotted
-from tokenspeed.settings.model import Backend, Settings, SimulatedSettings, Transport
+from tokenspeed.settings.model import Backend, Retraction, Settings, SimulatedSettings, Transport, WritePolicy
 
 
 @attrs.frozen(kw_only=True)
@@ -42,6 +42,26 @@ REFUSALS: tuple[Refusal, ...] = (
     _refuse("parallel.data", lambda s: s.parallel.data > 1, "this build serves one rank; leave it at 1"),
     _refuse("device.backend", lambda s: s.device.backend is Backend.CUDA, "this build has no CUDA backend; use cpu"),
     *(_refuse_unless_simulated(field.name, field.default) for field in attrs.fields(SimulatedSettings)),
+    _refuse(
+        "cache.host_gib",
+        lambda s: s.cache.host_gib > 0 and not s.cache.prefix,
+        "blocks of the host tier are found by their prefix; set cache.prefix to true",
+    ),
+    _refuse(
+        "cache.write_policy",
+        lambda s: s.cache.write_policy is not WritePolicy.WRITE_THROUGH and not s.cache.host_gib,
+        "nothing is written without a host tier; set cache.host_gib",
+    ),
+    _refuse(
+        "cache.images",
+        lambda s: s.cache.images > 0 and not s.cache.host_gib,
+        "the full blocks of an image are kept in the host tier; set cache.host_gib",
+    ),
+    _refuse(
+        "cache.images",
+        lambda s: s.cache.images > 0 and Retraction.SNAPSHOT not in s.scheduler.retraction,
+        "no image is taken unless scheduler.retraction has snapshot",
+    ),
     _refuse(
         "wire.transport",
         lambda s: s.wire.transport is Transport.MEMORY,

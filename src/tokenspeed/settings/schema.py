@@ -40,6 +40,12 @@ def plain_value(settings: object, key: Key) -> object:
         value = getattr(value, step)
     if key.secret and value is not None:
         return "***"
+    return _plain(value)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
     return value.value if isinstance(value, enum.Enum) else value
 
 
@@ -72,16 +78,25 @@ def _leaf(key: Key) -> dict[str, object]:
     else:
         names = [_type(kind) for kind in kinds]
         found["type"] = names[0] if len(names) == 1 else names
+        found.update(_items(kinds[0]))
     found.update(_bounds(key.validator))
     default = key.default
     if default is not attrs.NOTHING and not isinstance(default, attrs.Factory):  # type: ignore[arg-type]
-        found["default"] = default.value if isinstance(default, enum.Enum) else default
+        found["default"] = _plain(default)
     if key.help:
         found["description"] = key.help
     unit = unit_of(key.path[-1])
     if unit:
         found["x-unit"] = unit
     return found
+
+
+def _items(kind: object) -> dict[str, object]:
+    """Of ``tuple[Choice, ...]``, the choices."""
+    item = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else None
+    if isinstance(item, type) and issubclass(item, enum.Enum):
+        return {"items": {"enum": [member.value for member in item]}}
+    return {}
 
 
 def _type(kind: object) -> str:

@@ -8,7 +8,7 @@ from tokenspeed.device.backends.simulated import Work
 from tokenspeed.plane.specs import CacheGroupSpec
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.frozen(eq=False)
 class LinkCost:
     """`device.kv.host_cache.CopyCost`. The simulated pool is small; what counts are the model's bytes."""
 

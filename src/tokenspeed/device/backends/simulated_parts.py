@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import attrs
 
 from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.device.backends.simulated import Work, open_simulated_backend
+from tokenspeed.device.backends.simulated_copies import LinkCost
 from tokenspeed.device.backends.simulated_model import SimulatedLogprobs, SimulatedModel, SimulatedSampler
 from tokenspeed.device.backends.simulated_roofline import ACCELERATORS, model_shape, step_time
 from tokenspeed.device.machine import Machine
@@ -53,6 +56,7 @@ def simulated_parts(settings: Settings, checkpoint: Checkpoint, given: DevicePar
         sampler=given.sampler or SamplerOfTokens(),
         logprobs=given.logprobs or SimulatedLogprobs(vocab_size=vocab_size),
         machine=given.machine or simulated_machine(settings),
+        copy_cost=given.copy_cost or partial(LinkCost, work, ACCELERATORS[asked.accelerator].link_bytes_per_s),
     )
 
 

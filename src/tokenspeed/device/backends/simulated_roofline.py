@@ -24,10 +24,11 @@ KV_BYTES = 2
 
 @attrs.frozen(kw_only=True)
 class AcceleratorSpec:
-    """Peaks as the vendor's data sheet has them: dense half-precision arithmetic, device memory.
+    """Peaks as the vendor's data sheet has them: dense half-precision arithmetic, device memory, PCIe.
 
     Attributes:
         overhead_s: what a forward costs however small it is: launches, synchronisation.
+        link_bytes_per_s: to and from its host's memory, one way.
         compute_share, bandwidth_share: of the peaks, reached in practice.
     """
 
@@ -35,26 +36,28 @@ class AcceleratorSpec:
     bytes_per_s: float
     memory_bytes: int
     overhead_s: float
+    link_bytes_per_s: float
     compute_share: float = 0.6
     bandwidth_share: float = 0.8
 
 
-def _spec(*, tflops: float, gb_per_s: float, gb: float, overhead_us: float) -> AcceleratorSpec:
+def _spec(*, tflops: float, gb_per_s: float, gb: float, overhead_us: float, link_gb_per_s: float) -> AcceleratorSpec:
     return AcceleratorSpec(
         flops=tflops * TERA,
         bytes_per_s=gb_per_s * GIGA,
         memory_bytes=int(gb * GIGA),
         overhead_s=overhead_us / 1e6,
+        link_bytes_per_s=link_gb_per_s * GIGA,
     )
 
 
 ACCELERATORS: Mapping[Accelerator, AcceleratorSpec] = MappingProxyType(
     {
-        Accelerator.H200: _spec(tflops=989, gb_per_s=4800, gb=141, overhead_us=300),
-        Accelerator.H100: _spec(tflops=989, gb_per_s=3350, gb=80, overhead_us=300),
-        Accelerator.A100: _spec(tflops=312, gb_per_s=2039, gb=80, overhead_us=300),
-        Accelerator.L4: _spec(tflops=121, gb_per_s=300, gb=24, overhead_us=300),
-        Accelerator.TRN2: _spec(tflops=667, gb_per_s=2900, gb=96, overhead_us=500),
+        Accelerator.H200: _spec(tflops=989, gb_per_s=4800, gb=141, overhead_us=300, link_gb_per_s=64),
+        Accelerator.H100: _spec(tflops=989, gb_per_s=3350, gb=80, overhead_us=300, link_gb_per_s=64),
+        Accelerator.A100: _spec(tflops=312, gb_per_s=2039, gb=80, overhead_us=300, link_gb_per_s=32),
+        Accelerator.L4: _spec(tflops=121, gb_per_s=300, gb=24, overhead_us=300, link_gb_per_s=32),
+        Accelerator.TRN2: _spec(tflops=667, gb_per_s=2900, gb=96, overhead_us=500, link_gb_per_s=32),
     }
 )
 

@@ -17,7 +17,7 @@ from tokenspeed.device.layer_counter import LayersArrived
 from tokenspeed.device.native.ready import LayerCounter
 from tokenspeed.device.native.step import NativeStep
 from tokenspeed.device.step import ForwardStep
-from tokenspeed.errors import InvariantBroken, SettingsError
+from tokenspeed.errors import SettingsError
 from tokenspeed.plane.specs import CacheGroupSpec, DeviceSpecs
 from tokenspeed.settings.model import CacheSettings
 
@@ -97,12 +97,14 @@ def host_cache(
 ) -> HostCacheExecutor:
     """An executor with empty buffers. Call it inside a job of the exec stream: it looks at the pool.
 
-    Raises: InvariantBroken: `placement` does not have every layer of every group once.
+    A pool that is not divided into the layers of `placement`, as those of models that run whole, is
+    loaded whole before a forward begins.
     """
     shapes = [pool.layer_bytes(number).shape for number in range(len(specs.groups))]
-    every = {(group, index) for group, shape in enumerate(shapes) for index in range(shape[1])}
-    if len(placement) != len(every) or {(place.group, place.index) for place in placement} != every:
-        raise InvariantBroken("layers without a place in the cache, or cache without a layer", placement=placement)
+    every = [(group, index) for group, shape in enumerate(shapes) for index in range(shape[1])]
+    if sorted((place.group, place.index) for place in placement) != every:
+        load_wait = LoadWait.WHOLE
+        placement = tuple(LayerPlace(0, group, index) for group, index in every)
     layout = HostLayout(
         groups=tuple(
             HostGroup(

@@ -49,8 +49,9 @@ class LoadWait(enum.Enum):
 
 @attrs.frozen
 class LayerPlace:
-    """Where a layer of the model is: its cache group, and its number among the group's layers."""
+    """Where layer `layer` of the model is: its cache group, and its number among the group's layers."""
 
+    layer: int
     group: int
     index: int
 
@@ -92,7 +93,8 @@ class HostCacheExecutor:
     """`device.handle.HostTier`. Build it with `kv.host_build.host_cache`.
 
     Attributes:
-        placement: where each layer of the model is, in the order in which a forward reads them.
+        placement: where each layer of the model is, in the order in which a forward reads them; for
+            `LoadWait.WHOLE` the layers of the pool, in any order.
         counters: makes the counter that a load raises.
     """
 
@@ -177,11 +179,10 @@ class HostCacheExecutor:
         """One job for each layer of a group that is loaded; the end of the last is the end of every operation."""
         load, arrived = self.backend.load_stream, self.counters()
         groups = {op.group for op in ops}
-        loaded = [number for number, place in enumerate(self.placement) if place.group in groups]
-        arrived.raise_to(loaded[0])  # layers of other groups wait for nothing
-        for number, following in zip(loaded, [*loaded[1:], EVERY_LAYER], strict=True):
-            job = partial(self._load_layer, ops, self.placement[number], arrived, following)
-            event = load.submit(job, f"load layer {number}")
+        loaded = [place for place in self.placement if place.group in groups]
+        arrived.raise_to(loaded[0].layer)  # layers of other groups wait for nothing
+        for place, following in zip(loaded, [*(place.layer for place in loaded[1:]), EVERY_LAYER], strict=True):
+            event = load.submit(partial(self._load_layer, ops, place, arrived, following), f"load layer {place.layer}")
         event.notify(LoadEnd(event, arrived))
         for op in ops:
             self.open.add(op, event)
