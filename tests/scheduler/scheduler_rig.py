@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 
 import attrs
 import numpy as np
+from toy_groups import VOCAB, Device, is_stop, oracle, toy_device
 
-from tokenspeed.plane.messages import Finish, Int32Array
+from tokenspeed.plane.messages import Finish
 from tokenspeed.plane.plan import FROM_DEVICE, ExecutionPlan, ForwardBatch, Sampling, int32
 from tokenspeed.plane.ports import SchedulingPolicy
 from tokenspeed.plane.results import (
@@ -29,36 +30,10 @@ from tokenspeed.plane.table import RequestTable, request_table
 from tokenspeed.scheduler.audit import audit
 from tokenspeed.scheduler.build import build_scheduler
 from tokenspeed.scheduler.config import SchedulerConfig
+from tokenspeed.scheduler.groups import model_groups
 from tokenspeed.scheduler.policy import Fcfs
+from tokenspeed.scheduler.prefix import PrefixIndex
 from tokenspeed.scheduler.scheduler import PagedScheduler
-
-VOCAB = 50
-MASK = (1 << 63) - 1
-GARBAGE = 0x5EED
-
-
-def mix(before: int, token: int) -> int:
-    return (before * 6364136223846793005 + (token + 1) * 1442695040888963407) & MASK
-
-
-def is_stop(token: int) -> bool:
-    return token % 17 == 0
-
-
-def oracle(prompt: Sequence[int], max_new: int, *, eos_ends: bool) -> list[int]:
-    """What the toy model generates for `prompt`, alone."""
-    state, total, out = 0, 0, []
-    for token in prompt:
-        state = mix(state, token)
-        total ^= state
-    while len(out) < max_new:
-        token = total % VOCAB
-        out.append(token)
-        if eos_ends and is_stop(token):
-            break
-        state = mix(state, token)
-        total ^= state
-    return out
 
 
 def config(**changes: object) -> SchedulerConfig:
@@ -74,55 +49,8 @@ def config(**changes: object) -> SchedulerConfig:
     return attrs.evolve(base, **changes)  # type: ignore[arg-type]
 
 
-def zeroed(plan: ExecutionPlan) -> set[int]:
-    return {block for group in plan.pages_to_zero for block in group.blocks}
-
-
-@attrs.define(eq=False)
-class Device:
-    """Block tables by slot, KV as numbers, the last sampled token by slot."""
-
-    config: SchedulerConfig
-    kv: list[list[int]]
-    tables: Int32Array
-    last: dict[int, tuple[int, int, int]] = attrs.field(factory=dict)  # slot -> row, position, token
-
-    def run(self, plan: ExecutionPlan) -> list[int]:
-        for block in zeroed(plan):
-            self.kv[block] = [0] * self.config.page_tokens
-        for grant in plan.grants:
-            self.tables[grant.slots, grant.indices] = grant.blocks
-        assert plan.batch is not None
-        return self._forward(plan.batch)
-
-    def _forward(self, batch: ForwardBatch) -> list[int]:
-        page, tokens, at = self.config.page_tokens, [], 0
-        for row, slot, start, count, samples in zip(
-            batch.rows.tolist(),
-            batch.slots.tolist(),
-            batch.starts.tolist(),
-            batch.counts.tolist(),
-            batch.samples.tolist(),
-            strict=True,
-        ):
-            line = self.tables[slot].tolist()
-            state = self.kv[line[(start - 1) // page]][(start - 1) % page] if start else 0
-            for position in range(start, start + count):
-                token = int(batch.input_ids[at])
-                at += 1
-                if token == FROM_DEVICE:
-                    owner, sampled_at, token = self.last[slot]
-                    assert (owner, sampled_at) == (row, position), "the slot's latest token is another one"
-                state = mix(state, token)
-                self.kv[line[position // page]][position % page] = state
-            if samples:
-                total = 0
-                for position in range(start + count):
-                    total ^= self.kv[line[position // page]][position % page]
-                tokens.append(total % VOCAB)
-                self.last[slot] = (row, start + count, tokens[-1])
-        assert at == len(batch.input_ids)
-        return tokens
+def zeroed(plan: ExecutionPlan) -> set[tuple[int, int]]:
+    return {(part.group, block) for part in plan.pages_to_zero for block in part.blocks}
 
 
 @attrs.define(eq=False)
@@ -151,8 +79,8 @@ class Rig:
     device: Device
     requests: list[Request] = attrs.field(factory=list)
     by_row: dict[int, Request] = attrs.field(factory=dict)
-    queue: deque[tuple[ForwardBatch, list[int], set[int]]] = attrs.field(factory=deque)
-    mirror: dict[bytes, bytes | None] = attrs.field(factory=dict)
+    queue: deque[tuple[ForwardBatch, list[int], set[tuple[int, int]]]] = attrs.field(factory=deque)
+    mirror: dict[tuple[int, bytes], bytes | None] = attrs.field(factory=dict)
     events: list[KvEvent] = attrs.field(factory=list)
     rounds: int = 0
     audited: bool = True
@@ -227,7 +155,7 @@ class Rig:
     def check_tokens(self) -> None:
         """Every stream is the beginning of what the toy model says, and complete unless it was aborted."""
         for request in self.requests:
-            want = oracle(request.prompt, request.max_new, eos_ends=request.eos_ends)
+            want = oracle(request.prompt, request.max_new, eos_ends=request.eos_ends, specs=self.config.specs)
             if request.finish in (Finish.STOP, Finish.LENGTH):
                 assert request.out == want, request
             else:
@@ -263,19 +191,28 @@ class Rig:
             self.table.free(row)
         in_use = set().union(*(blocks for _, _, blocks in self.queue)) if self.queue else set()
         assert not in_use & zeroed(plan)
+        copied = {(copy.group, copy.destination) for copy in plan.pages_to_copy}
+        assert len(copied) == len(plan.pages_to_copy)
+        assert not copied & zeroed(plan)
         if plan.batch is not None:
             self._check_batch(plan, plan.batch)
-            tokens = self.device.run(plan)
+        tokens = self.device.run(plan)
+        if plan.batch is not None:
             self.queue.append((plan.batch, tokens, self._blocks_of(plan.batch)))
         if self.audited:
             self.audit()
 
-    def _blocks_of(self, batch: ForwardBatch) -> set[int]:
-        ends = batch.starts + batch.counts
-        lines = zip(batch.slots.tolist(), ends.tolist(), strict=True)
-        return {
-            block for slot, end in lines for block in self.device.tables[slot, : self.config.blocks_for(end)].tolist()
-        }
+    def _blocks_of(self, batch: ForwardBatch) -> set[tuple[int, int]]:
+        """Blocks that a forward reads or writes."""
+        used = set()
+        for group in model_groups(self.config):
+            table = self.device.tables[group.number]
+            for slot, start, count in zip(
+                batch.slots.tolist(), batch.starts.tolist(), batch.counts.tolist(), strict=True
+            ):
+                line = table[slot, group.first_seen(start) : group.blocks_for(start + count)]
+                used |= {(group.number, block) for block in line.tolist()}
+        return used
 
     def _check_batch(self, plan: ExecutionPlan, batch: ForwardBatch) -> None:
         rows, config = batch.rows.tolist(), self.config
@@ -305,20 +242,22 @@ class Rig:
                 request.first_planned_round = plan.round_id
         for grant in plan.grants:
             assert (grant.blocks > 0).all()
-            assert (grant.blocks < config.num_pages).all()
+            assert (grant.blocks < config.num_pages * config.specs[grant.group].blocks_per_parent).all()
         if self.audited:
             self._check_grants(plan)
 
     def _check_grants(self, plan: ExecutionPlan) -> None:
         """Grants go to present holders; a block that a forward in flight uses is not given to someone new."""
         snapshot = self.scheduler.snapshot()
-        owned = {block for blocks in snapshot.tables.values() for block in blocks}
-        granted = {block for grant in plan.grants for block in grant.blocks.tolist()}
+        groups = list(enumerate(snapshot.groups))
+        owned = {(g, block) for g, part in groups for line in part.tables.values() for block in line}
+        granted = {(grant.group, block) for grant in plan.grants for block in grant.blocks.tolist()}
         assert granted <= owned
         in_use = set().union(*(blocks for _, _, blocks in self.queue)) if self.queue else set()
-        shared = {block for block, count in snapshot.references.items() if count > 1} | set(snapshot.index.values())
+        shared = {(g, b) for g, part in groups for b, n in part.references.items() if n > 1}
+        shared |= {(g, b) for g, part in groups for b in part.index.values()}
         assert granted & in_use <= shared
-        if plan.seated:
+        if plan.seated and len(snapshot.groups) == 1:
             # Whoever was admitted left a spare block for each of the others.
             spare = len(snapshot.empty) + len(snapshot.idle) - snapshot.promised
             assert spare >= len(snapshot.tables) - 1
@@ -354,22 +293,44 @@ class Rig:
         if self.audited:
             assert self.scheduler.drain_kv_events() == ()
             if self.config.kv_events:
-                assert set(self.mirror) == set(self.scheduler.snapshot().index)
+                assert set(self.mirror) == self._routable()
             self.audit()
+
+    def _whole(self) -> list[set[bytes]]:
+        cache = self.scheduler.cache
+        page = 4 * self.config.page_tokens
+        if not isinstance(cache, PrefixIndex):
+            return [set() for _ in self.config.specs]
+        return [
+            {name for name, entry in index.state.entries.items() if not len(entry[2]) % page} for index in cache.indexes
+        ]
+
+    def _routable(self) -> set[tuple[int, bytes]]:
+        """What subscribers are told of: whole blocks of groups by position."""
+        told = set()
+        for group, part, index in zip(
+            model_groups(self.config),
+            self.scheduler.snapshot().groups,
+            self._whole(),
+            strict=True,
+        ):
+            if group.by_position:
+                told |= {(group.number, name) for name in part.index if name in index}
+        return told
 
     def _replay(self, event: KvEvent) -> None:
         match event:
             case BlockStored():
                 assert len(event.token_ids) == event.block_tokens * len(event.hashes)
-                parent = event.parent
+                parent, by_window = event.parent, self.config.specs[event.group].kind == "window"
                 for name in event.hashes:
-                    assert parent is None or parent in self.mirror
-                    assert name not in self.mirror
-                    self.mirror[name] = parent
+                    assert parent is None or by_window or (event.group, parent) in self.mirror
+                    assert (event.group, name) not in self.mirror
+                    self.mirror[event.group, name] = parent
                     parent = name
             case BlockRemoved():
                 for name in event.hashes:
-                    del self.mirror[name]
+                    del self.mirror[event.group, name]
             case AllBlocksCleared():
                 self.mirror.clear()
 
@@ -378,27 +339,26 @@ class Rig:
         audit(snapshot, self.config, self.table)
         counts = self.scheduler.sizes()
         assert counts.held == len(snapshot.states)
-        empty, idle = self.scheduler.empty_lcm_blocks(), len(snapshot.idle)
+        empty = self.scheduler.empty_lcm_blocks()
         assert empty == len(snapshot.empty)
-        assert self.scheduler.available_lcm_blocks() == empty + idle
-        assert self.scheduler.active_lcm_blocks() == len(snapshot.references)
+        active, cached = set(), set()
+        for part, spec in zip(snapshot.groups, self.config.specs, strict=True):
+            active |= {block // spec.blocks_per_parent for block in part.references}
+            cached |= {block // spec.blocks_per_parent for block in part.idle}
+        assert self.scheduler.active_lcm_blocks() == len(active)
+        assert self.scheduler.available_lcm_blocks() == empty + len(cached - active)
         assert self.scheduler.num_usable_pages == self.config.num_pages - 1
 
 
 def build(settings: SchedulerConfig | None = None, *, policy: SchedulingPolicy | None = None, **changes: object) -> Rig:
     settings = settings or config(**changes)
     table = request_table(slots=settings.max_num_seqs, max_len=settings.max_model_len)
-    width = settings.blocks_for(settings.max_model_len)
     return Rig(
         config=settings,
         depth=settings.overlap_schedule_depth,
         table=table,
         scheduler=build_scheduler(settings, table, policy or Fcfs()),
-        device=Device(
-            settings,
-            [[GARBAGE] * settings.page_tokens for _ in range(settings.num_pages)],
-            np.zeros((settings.max_num_seqs, width), dtype=np.int32),
-        ),
+        device=toy_device(settings),
     )
 
 

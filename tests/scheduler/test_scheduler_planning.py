@@ -153,13 +153,13 @@ def test_tokens_do_not_depend_on_depth_chunks_or_cache(load: int) -> None:
 @pytest.mark.parametrize("zero", [True, False])
 def test_pages_of_new_owners_are_listed_for_zeroing_where_the_group_needs_it(zero: bool) -> None:
     rig = build(zero_new_blocks=zero, page_tokens=4, num_pages=9, max_num_seqs=2)
-    seen: list[int] = []
+    seen: list[tuple[int, int]] = []
     for seed in range(3):
         request = rig.new(prompt(10, seed=seed), max_new=8)
-        held: set[int] = set()
+        held: set[tuple[int, int]] = set()
         while rig.scheduler.holds(request.row):
             plan = rig.plan()
-            now = set(rig.blocks(request))
+            now = {(0, block) for block in rig.blocks(request)}
             if zero:
                 assert now - held <= zeroed(plan)
             held |= now

@@ -10,7 +10,7 @@ from scheduler_rig import Rig, build, oracle, prompt
 
 from tokenspeed.plane.messages import Finish
 from tokenspeed.plane.results import BlockStored, ForwardLanded
-from tokenspeed.scheduler.prefix import block_name, root_name
+from tokenspeed.scheduler.names import page_name, root_name
 
 
 def computed(rig: Rig) -> int:
@@ -22,9 +22,9 @@ def computed(rig: Rig) -> int:
 
 def names(tokens: list[int], *, page: int = 4) -> list[bytes]:
     """Names of the full blocks of an unsalted prompt."""
-    raw, chain = np.array(tokens, dtype="<i4").tobytes(), [root_name(group=0, salt=b"")]
+    raw, chain = np.array(tokens, dtype="<i4").tobytes(), [root_name(salt=b"")]
     for at in range(0, len(raw), 4 * page):
-        chain.append(block_name(chain[-1], raw[at : at + 4 * page]))
+        chain.append(page_name(chain[-1], raw[at : at + 4 * page]))
     return chain[1:]
 
 
@@ -66,7 +66,8 @@ def test_another_salt_is_another_prefix() -> None:
     same = rig.new(prompt(20), max_new=2, salt=b"a")
     rig.round()
     assert rig.table.schedule.cached[other.row] == 0
-    assert rig.table.schedule.cached[same.row] == 16
+    # Four whole blocks, and three of the four tokens of the last one by a private copy.
+    assert rig.table.schedule.cached[same.row] == 19
 
 
 def test_names_are_chained_over_root_and_tokens() -> None:
@@ -76,14 +77,14 @@ def test_names_are_chained_over_root_and_tokens() -> None:
     tokens = prompt(8)
     raw = np.array(tokens, dtype="<i4").tobytes()
     root = blake(b"\0\0\0\0pepper")
-    assert root_name(group=0, salt=b"pepper") == root
-    assert root_name(group=1, salt=b"pepper") != root
+    assert root_name(salt=b"pepper") == root
+    assert root_name(salt=b"salt") != root
     rig = build(page_tokens=4)
     rig.new(tokens, max_new=2, salt=b"pepper")
     rig.run()
     first = blake(root + raw[:16])
     assert list(rig.scheduler.snapshot().index) == [first, blake(first + raw[16:])]
-    assert block_name(root, raw[:16]) == first
+    assert page_name(root, raw[:16]) == first
 
 
 @pytest.mark.parametrize("prompt_from", [0, 1, 5, 9, 18])

@@ -33,6 +33,18 @@ NO_SLOT = -1
 NO_EXTRA_STOPS: frozenset[int] = frozenset()
 
 
+@attrs.frozen(kw_only=True)
+class MediaItem:
+    """An image or the like: `tokens` placeholder positions from `first` on; `digest` tells it from others."""
+
+    first: int
+    tokens: int
+    digest: bytes
+
+
+NO_MEDIA: tuple[MediaItem, ...] = ()
+
+
 def _i32(n: int) -> Int32Array:
     return np.zeros(n, dtype=np.int32)
 
@@ -44,7 +56,7 @@ class IdentityColumns:
     ``order`` is the admission number (unique, rising). ``logprobs`` is -1 or the number of
     alternatives for each sampled token; ``prompt_from`` is -1 or the first prompt position that
     wants log-probabilities. ``eos_ends``: the model's EOS ids end the request; ``extra_stops``: ids
-    beyond those.
+    beyond those. ``media``: what else than text the prompt holds, by position.
     """
 
     rid: list[str]
@@ -60,6 +72,7 @@ class IdentityColumns:
     extra_stops: list[frozenset[int]]
     sampling: list[Sampling]
     salt: list[bytes]
+    media: list[tuple[MediaItem, ...]]
 
 
 @attrs.define(eq=False)
@@ -141,6 +154,7 @@ class RequestTable:
         eos_ends: bool = True,
         extra_stops: frozenset[int] = NO_EXTRA_STOPS,
         salt: bytes = b"",
+        media: tuple[MediaItem, ...] = NO_MEDIA,
     ) -> int:
         """A row for a new request; ingress calls it once the request has passed its checks.
 
@@ -168,6 +182,7 @@ class RequestTable:
         identity.has_extra_stops[row] = bool(extra_stops)
         identity.sampling[row] = sampling
         identity.salt[row] = salt
+        identity.media[row] = media
         self.next_order += 1
         self.tokens.known[row] = len(tokens)
         self.tokens.loose[row] = tokens
@@ -189,6 +204,7 @@ class RequestTable:
         self.identity.rid[row] = ""
         self.identity.extra_stops[row] = NO_EXTRA_STOPS
         self.identity.salt[row] = b""
+        self.identity.media[row] = NO_MEDIA
         self.tokens.loose[row] = EMPTY_INT32
         self.tokens.known[row] = 0
         self.schedule.state[row] = 0
@@ -249,6 +265,7 @@ def _blank(column: str) -> object:
         "extra_stops": NO_EXTRA_STOPS,
         "sampling": _BLANK_SAMPLING,
         "salt": b"",
+        "media": NO_MEDIA,
         "loose": EMPTY_INT32,
     }
     return blanks[column]
@@ -278,6 +295,7 @@ def request_table(*, slots: int, max_len: int) -> RequestTable:
             extra_stops=[],
             sampling=[],
             salt=[],
+            media=[],
         ),
         tokens=TokenColumns(known=_i32(0), loose=[], seated=np.zeros((slots, max_len), dtype=np.int32)),
         schedule=ScheduleColumns(

@@ -9,7 +9,9 @@ import attrs
 from tokenspeed.plane.results import Accepted, Rejected, SubmitResult
 from tokenspeed.plane.table import RequestTable
 from tokenspeed.scheduler.config import SchedulerConfig
-from tokenspeed.scheduler.pool import BlockPool
+from tokenspeed.scheduler.groups import Group
+from tokenspeed.scheduler.hits import Hit
+from tokenspeed.scheduler.pool import Pool
 from tokenspeed.scheduler.prefix import PrefixCache
 from tokenspeed.scheduler.residents import Residents
 from tokenspeed.scheduler.seniority import Seniority
@@ -19,11 +21,12 @@ from tokenspeed.scheduler.waiting import WaitingQueue
 
 @attrs.define(eq=False)
 class AdmissionState:
-    """Writer: Admission. The request (by its admission number) that did not fit, and the blocks it needed."""
+    """Writer: Admission. The request (by its admission number) that did not fit, what was found of it, and what
+    must have grown before it is looked at again: parents that nobody uses."""
 
     order: int = -1
-    need: int = 0
-    hits: int = 0
+    unused: int = 0
+    found: int = 0
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -38,8 +41,9 @@ class Admission:
     config: SchedulerConfig
     table: RequestTable
     life: Life
-    pool: BlockPool
+    pool: Pool
     cache: PrefixCache
+    groups: tuple[Group, ...]
     residents: Residents
     waiting: WaitingQueue
     seniority: Seniority
@@ -65,26 +69,36 @@ class Admission:
             return None
         state, schedule = self.state, self.table.schedule
         known, limit = int(self.table.tokens.known[row]), self._limit(row)
-        total = self.config.blocks_for(min(known + self.config.overlap_schedule_depth, limit))
-        spare = self.pool.spare - self._margin(row, total, limit)
-        order = int(self.table.identity.order[row])
-        if order == state.order and spare < state.need and not self.cache.grew(row, hits=state.hits):
+        order, unused = int(self.table.identity.order[row]), self.pool.empty + self.pool.cached
+        if order == state.order and unused <= state.unused and not self.cache.grew(row, tokens=state.found):
             return None
         # Match and allocation look at one state of the index: nothing happens in between.
-        hits = self.cache.match(row, most=self._reusable(row, known))
-        need = total - len(hits) + self.pool.idle_among(hits)
-        if spare < need:
-            state.order, state.need, state.hits = order, need, len(hits)
+        hit = self.cache.match(row, most=self._reusable(row, known))
+        cover = min(known + self.config.ahead_tokens, limit)
+        if not self._fits(row, hit, cover, limit):
+            state.order, state.unused, state.found = order, unused, hit.tokens
             return None
         state.order = -1
         self.waiting.remove(row)
-        self.residents.seat(row, hits, goal=known, limit=limit, blocks=total)
+        self.residents.seat(row, hit, goal=known, limit=limit, cover=cover)
         self.life.move(row, Event.ADMIT)
         self.seniority.note_admitted(row)
-        found = len(hits) * self.config.page_tokens
-        schedule.scheduled[row] = schedule.landed[row] = found
-        schedule.cached[row] = min(found, int(self.table.identity.prompt_len[row]) - 1)
+        schedule.scheduled[row] = schedule.landed[row] = hit.tokens
+        schedule.cached[row] = min(hit.tokens, int(self.table.identity.prompt_len[row]) - 1)
         return row
+
+    def _fits(self, row: int, hit: Hit, cover: int, limit: int) -> bool:
+        """Whether all its blocks can be promised, with the margin beside them."""
+        seated = self.residents.seated
+        room = 0
+        if seated and self.seniority.was_retracted(row):
+            room = min(self.config.resume_headroom_tokens, limit - cover)
+        want = []
+        for group, found in zip(self.groups, hit.groups, strict=True):
+            own = group.new_blocks(cover=group.blocks_for(cover), found=found.end) + len(found.loaded)
+            margin = seated + group.blocks_for(room) if group.by_position else 0
+            want.append(own + margin)
+        return self.pool.fits(want, [found.shared for found in hit.groups])
 
     def _limit(self, row: int) -> int:
         """Tokens whose KV the request may need: the last one of its output is never an input."""
@@ -92,21 +106,13 @@ class Admission:
         return int(identity.prompt_len[row]) + int(identity.max_new[row]) - 1
 
     def _reusable(self, row: int, known: int) -> int:
-        """Blocks a match may skip: one token at least is computed, and all whose logits are wanted."""
+        """Tokens a match may skip: one at least is computed, and all whose logits are wanted."""
         most = known - 1
         first = int(self.table.identity.prompt_from[row])
         if first >= 0:
             # The log-probability of position p comes from the logits of position p - 1.
             most = min(most, max(first - 1, 0))
-        return most // self.config.page_tokens
-
-    def _margin(self, row: int, total: int, limit: int) -> int:
-        """Blocks that must stay free beside the request's own."""
-        seated = self.residents.seated
-        if seated and self.seniority.was_retracted(row):
-            room = self.config.blocks_for(self.config.resume_headroom_tokens)
-            return seated + min(room, self.config.blocks_for(limit) - total)
-        return seated
+        return most
 
     def _fault(self, row: int, seen: set[int]) -> Rejected | None:
         identity = self.table.identity
@@ -126,7 +132,7 @@ class Admission:
                 f"request {rid!r}: {prompt} prompt tokens and max_tokens {new} exceed the {longest} tokens of the model"
             )
             return Rejected(message=text, field="max_tokens" if prompt < longest else "prompt")
-        pages = self.config.blocks_for(self._limit(row))
+        pages = self._parents_alone(self._limit(row))
         if pages > self.pool.usable:
             text = (
                 f"request {rid!r}: {prompt} prompt tokens and max_tokens {new} need {pages} KV pages, "
@@ -134,3 +140,11 @@ class Admission:
             )
             return Rejected(message=text, field="max_tokens")
         return None
+
+    def _parents_alone(self, tokens: int) -> int:
+        """Pages of the pool that a request of `tokens` tokens needs if it is alone there."""
+        parents = 0
+        for group, spec in zip(self.groups, self.config.specs, strict=True):
+            blocks = group.new_blocks(cover=group.blocks_for(tokens), found=0)
+            parents += -(-blocks // spec.blocks_per_parent)
+        return parents

@@ -10,88 +10,152 @@ import attrs
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.table import NO_SLOT, RequestTable
 from tokenspeed.scheduler.config import SchedulerConfig
-from tokenspeed.scheduler.pool import NULL_BLOCK, BlockPool
+from tokenspeed.scheduler.groups import Group, Kind, model_groups
+from tokenspeed.scheduler.kept_states import KeptStates, StateKeeper
+from tokenspeed.scheduler.pool import Pool
 from tokenspeed.scheduler.prefix import PrefixCache
 from tokenspeed.scheduler.residents import Residents
 from tokenspeed.scheduler.states import OWNS, Life, Owned, State
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class SchedulerSnapshot:
-    """Copied at one moment.
+class GroupSnapshot:
+    """One cache group, copied.
 
     Attributes:
-        states: by row, without FREE ones.
-        tables: block tables by row, of the rows that hold pages.
+        tables: blocks by row, of the rows that hold pages, from `first` of the row on.
+        first: table index of the first block held, by row.
         displaced: blocks that only forwards in flight still use.
         references: by block, active ones only.
-        empty: empty blocks. idle: findable blocks nobody references, next to be evicted first.
+        idle: findable blocks nobody references, next to be evicted first.
         promised: blocks promised to seated prompts.
         index: block by name.
     """
 
-    states: Mapping[int, State]
     tables: Mapping[int, tuple[int, ...]]
+    first: Mapping[int, int]
     displaced: tuple[int, ...]
     references: Mapping[int, int]
-    empty: tuple[int, ...]
     idle: tuple[int, ...]
     promised: int
     index: Mapping[bytes, int]
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class SchedulerSnapshot:
+    """Copied at one moment. The properties are those of group 0.
+
+    Attributes:
+        states: by row, without FREE ones.
+        empty: parents that hold nothing.
+    """
+
+    states: Mapping[int, State]
+    groups: tuple[GroupSnapshot, ...]
+    empty: tuple[int, ...]
+
+    @property
+    def tables(self) -> Mapping[int, tuple[int, ...]]:
+        return self.groups[0].tables
+
+    @property
+    def displaced(self) -> tuple[int, ...]:
+        return self.groups[0].displaced
+
+    @property
+    def references(self) -> Mapping[int, int]:
+        return self.groups[0].references
+
+    @property
+    def idle(self) -> tuple[int, ...]:
+        return self.groups[0].idle
+
+    @property
+    def promised(self) -> int:
+        return self.groups[0].promised
+
+    @property
+    def index(self) -> Mapping[bytes, int]:
+        return self.groups[0].index
+
+
 def take_snapshot(
-    table: RequestTable, life: Life, pool: BlockPool, cache: PrefixCache, residents: Residents
+    table: RequestTable, life: Life, pool: Pool, cache: PrefixCache, residents: Residents, kept: KeptStates
 ) -> SchedulerSnapshot:
-    seats, counts = residents.state, pool.state
     states: dict[int, State] = {}
-    tables: dict[int, tuple[int, ...]] = {}
     for state in OWNS:
         if state is not State.FREE:
             states.update(dict.fromkeys(life.rows(state), state))
-    for row, state in states.items():
-        if Owned.PAGES in OWNS[state]:
-            slot = int(table.schedule.slot[row])
-            tables[row] = tuple(seats.blocks[slot, : int(seats.held[slot])].tolist())
-    return SchedulerSnapshot(
-        states=states,
-        tables=tables,
-        displaced=tuple(block for _, block in seats.displaced),
-        references={block: int(counts.refs[block]) for block in counts.refs.nonzero()[0].tolist()},
-        empty=tuple(counts.stack[: counts.top].tolist()),
-        idle=tuple(counts.idle),
-        promised=counts.promised,
-        index=cache.contents(),
-    )
+    seated = {row: int(table.schedule.slot[row]) for row, state in states.items() if Owned.PAGES in OWNS[state]}
+    held, contents = pool.contents(), cache.contents()
+    left = list(kept.state.left.values()) if isinstance(kept, StateKeeper) else []
+    numbers = [group.number for group in kept.groups] if isinstance(kept, StateKeeper) else []
+    groups = []
+    for number, lines in enumerate(residents.state.groups):
+        moved = tuple(blocks[numbers.index(number)] for blocks in left) if number in numbers else ()
+        groups.append(
+            GroupSnapshot(
+                tables={
+                    row: tuple(lines.blocks[slot, int(lines.first[slot]) : int(lines.held[slot])].tolist())
+                    for row, slot in seated.items()
+                },
+                first={row: int(lines.first[slot]) for row, slot in seated.items()},
+                displaced=tuple(block for _, group, block in residents.state.displaced if group == number) + moved,
+                references=held.references[number],
+                idle=held.idle[number],
+                promised=held.promised[number],
+                index=contents[number],
+            )
+        )
+    return SchedulerSnapshot(states=states, groups=tuple(groups), empty=held.empty)
 
 
 def audit(snapshot: SchedulerSnapshot, config: SchedulerConfig, table: RequestTable) -> None:
     """Raises: InvariantBroken: blocks, tables and states do not fit each other."""
-    _audit_blocks(snapshot, config)
+    groups = model_groups(config)
+    for group, spec in zip(groups, config.specs, strict=True):
+        _audit_blocks(snapshot.groups[group.number], config.num_pages * spec.blocks_per_parent, spec.blocks_per_parent)
+    _audit_parents(snapshot, config)
     for row, state in snapshot.states.items():
-        _audit_row(snapshot, config, table, row, state)
+        _audit_row(snapshot, config, groups, table, row, state)
 
 
-def _audit_blocks(snapshot: SchedulerSnapshot, config: SchedulerConfig) -> None:
-    wanted = Counter(block for blocks in snapshot.tables.values() for block in blocks)
+def _audit_blocks(snapshot: GroupSnapshot, blocks: int, per_parent: int) -> None:
+    wanted = Counter(block for table in snapshot.tables.values() for block in table)
     wanted.update(snapshot.displaced)
     if wanted != Counter(snapshot.references):
         raise InvariantBroken("reference counts", counted=dict(wanted), kept=snapshot.references)
-    classes = [*snapshot.references, *snapshot.idle, *snapshot.empty]
-    if sorted(classes) != list(range(NULL_BLOCK + 1, config.num_pages)):
-        raise InvariantBroken("each block in exactly one class", blocks=sorted(classes))
-    if snapshot.promised > len(snapshot.idle) + len(snapshot.empty):
-        raise InvariantBroken("more blocks promised than there are", promised=snapshot.promised)
+    if set(snapshot.idle) & set(snapshot.references):
+        raise InvariantBroken("a block idle and active", idle=snapshot.idle)
+    used = [*snapshot.references, *snapshot.idle]
+    if used and not per_parent <= min(used) <= max(used) < blocks:
+        raise InvariantBroken("a block outside the pool, or of the null parent", blocks=sorted(used))
     found = set(snapshot.index.values())
-    if len(found) != len(snapshot.index) or not set(snapshot.idle) <= found or found & set(snapshot.empty):
+    if len(found) != len(snapshot.index) or not set(snapshot.idle) <= found or not found <= set(used):
         raise InvariantBroken("idle blocks are findable, empty ones are not", found=sorted(found))
-    for row, blocks in snapshot.tables.items():
-        if len(set(blocks)) != len(blocks):
-            raise InvariantBroken("a block twice in one table", row=row, blocks=blocks)
+    for row, table in snapshot.tables.items():
+        if len(set(table)) != len(table):
+            raise InvariantBroken("a block twice in one table", row=row, blocks=table)
+
+
+def _audit_parents(snapshot: SchedulerSnapshot, config: SchedulerConfig) -> None:
+    """Each parent belongs to one group or is empty (SP-53)."""
+    owned: dict[int, int] = {}
+    for number, (group, spec) in enumerate(zip(snapshot.groups, config.specs, strict=True)):
+        for block in (*group.references, *group.idle):
+            if owned.setdefault(block // spec.blocks_per_parent, number) != number:
+                raise InvariantBroken("a parent with blocks of two groups", parent=block // spec.blocks_per_parent)
+    if sorted([*owned, *snapshot.empty]) != list(range(1, config.num_pages)):
+        raise InvariantBroken("each parent in exactly one class", owned=sorted(owned), empty=sorted(snapshot.empty))
 
 
 def _audit_row(
-    snapshot: SchedulerSnapshot, config: SchedulerConfig, table: RequestTable, row: int, state: State
+    snapshot: SchedulerSnapshot,
+    config: SchedulerConfig,
+    groups: tuple[Group, ...],
+    table: RequestTable,
+    row: int,
+    state: State,
 ) -> None:
     schedule, identity = table.schedule, table.identity
     scheduled, landed = int(schedule.scheduled[row]), int(schedule.landed[row])
@@ -103,13 +167,21 @@ def _audit_row(
         raise InvariantBroken("in flight exactly if scheduled is ahead", inflight=int(schedule.inflight[row]), **facts)
     if Owned.SLOT not in OWNS[state] and schedule.slot[row] != NO_SLOT:
         raise InvariantBroken("a slot in a state that owns none", **facts)
-    blocks = snapshot.tables.get(row)
-    if blocks is None:
-        return
-    # The tokens scheduled, and at most what is reserved for forwards that run ahead.
-    least = config.blocks_for(scheduled)
-    most = config.blocks_for(min(scheduled + config.overlap_schedule_depth, limit))
-    if not least <= len(blocks) <= most:
-        raise InvariantBroken(
-            "a table covers exactly the scheduled tokens", least=least, most=most, blocks=blocks, **facts
-        )
+    for group in groups:
+        if row in snapshot.groups[group.number].tables:
+            _audit_table(snapshot.groups[group.number], config, group, row, scheduled, landed, limit)
+
+
+def _audit_table(
+    snapshot: GroupSnapshot, config: SchedulerConfig, group: Group, row: int, scheduled: int, landed: int, limit: int
+) -> None:
+    """The tokens scheduled (of a window: those still seen), and at most what is reserved to run ahead."""
+    first, end = snapshot.first[row], snapshot.first[row] + len(snapshot.tables[row])
+    least = group.blocks_for(scheduled)
+    most = group.blocks_for(min(scheduled + config.ahead_tokens, limit))
+    if not least <= end <= most:
+        raise InvariantBroken("a table covers exactly the scheduled tokens", row=row, least=least, most=most, end=end)
+    if group.kind is Kind.WINDOW and first > group.first_seen(landed):
+        raise InvariantBroken("a block given up that a forward may read", row=row, first=first, landed=landed)
+    if group.kind is not Kind.WINDOW and first:
+        raise InvariantBroken("a table that does not begin at its beginning", row=row, first=first)

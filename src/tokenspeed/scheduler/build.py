@@ -12,16 +12,23 @@ from tokenspeed.scheduler.config import SchedulerConfig
 from tokenspeed.scheduler.decoding import Decoding
 from tokenspeed.scheduler.draft import constants
 from tokenspeed.scheduler.exits import Exits
-from tokenspeed.scheduler.kv_log import NetKvLog, NullKvLog
-from tokenspeed.scheduler.pool import BlockPool, block_pool
+from tokenspeed.scheduler.groups import Group, model_groups
+from tokenspeed.scheduler.index import GroupIndex
+from tokenspeed.scheduler.kept_states import KeptStates, NoStates, StateKeeper
+from tokenspeed.scheduler.kv_log import KvLog, NetKvLog, NullKvLog
+from tokenspeed.scheduler.names import Chains
+from tokenspeed.scheduler.packed import make_pool
+from tokenspeed.scheduler.pool import Pool
 from tokenspeed.scheduler.prefill import Prefill
-from tokenspeed.scheduler.prefix import IndexState, NullPrefixCache, PrefixCache, PrefixIndex
+from tokenspeed.scheduler.prefix import NullPrefixCache, PrefixCache, PrefixIndex, PublishState
 from tokenspeed.scheduler.pressure import Pressure
+from tokenspeed.scheduler.reach import Reach, nothing
 from tokenspeed.scheduler.residents import Residents, resident_state
 from tokenspeed.scheduler.scheduler import PagedScheduler
 from tokenspeed.scheduler.seniority import Seniority
 from tokenspeed.scheduler.states import Life
-from tokenspeed.scheduler.waiting import MatchedPrompts, WaitingQueue
+from tokenspeed.scheduler.tier import NoTier, Tier
+from tokenspeed.scheduler.waiting import WaitingQueue
 
 
 def build_scheduler(config: SchedulerConfig, table: RequestTable, policy: SchedulingPolicy) -> PagedScheduler:
@@ -36,16 +43,31 @@ def build_scheduler(config: SchedulerConfig, table: RequestTable, policy: Schedu
             f"needed are {config.max_num_seqs} of {config.max_model_len}"
         )
     life = Life(table=table)
-    pool = block_pool(config.num_pages)
-    cache = prefix_cache(config, table, pool)
-    residents = Residents(config=config, table=table, pool=pool, cache=cache, state=resident_state(config))
-    waiting = WaitingQueue(
+    groups = model_groups(config)
+    pool = make_pool(config.num_pages, tuple(spec.blocks_per_parent for spec in config.specs))
+    tier: Tier = NoTier()
+    cache = prefix_cache(config, table, groups, pool, tier)
+    residents = Residents(
+        config=config,
+        groups=groups,
         table=table,
-        policy=policy,
-        cached=MatchedPrompts(page_tokens=config.page_tokens, table=table, cache=cache),
+        pool=pool,
+        cache=cache,
+        tier=tier,
+        state=resident_state(config, groups),
     )
+    states = kept_states(config, groups, residents, pool, cache)
+    waiting = WaitingQueue(table=table, policy=policy, cached=cache)
     seniority = Seniority()
-    exits = Exits(table=table, life=life, cache=cache, residents=residents, waiting=waiting, seniority=seniority)
+    exits = Exits(
+        table=table,
+        life=life,
+        cache=cache,
+        residents=residents,
+        waiting=waiting,
+        seniority=seniority,
+        states=states,
+    )
     pressure = Pressure(
         config=config,
         table=table,
@@ -55,9 +77,11 @@ def build_scheduler(config: SchedulerConfig, table: RequestTable, policy: Schedu
         waiting=waiting,
         seniority=seniority,
         exits=exits,
+        states=states,
     )
     admission = Admission(
         config=config,
+        groups=groups,
         table=table,
         life=life,
         pool=pool,
@@ -72,25 +96,73 @@ def build_scheduler(config: SchedulerConfig, table: RequestTable, policy: Schedu
         life=life,
         pool=pool,
         cache=cache,
+        tier=tier,
         residents=residents,
+        states=states,
         waiting=waiting,
         admission=admission,
-        decoding=Decoding(config=config, table=table, life=life, pool=pool, residents=residents, pressure=pressure),
-        prefill=Prefill(config=config, table=table, life=life, residents=residents, admission=admission),
+        decoding=Decoding(
+            config=config,
+            groups=groups,
+            table=table,
+            life=life,
+            pool=pool,
+            residents=residents,
+            pressure=pressure,
+            states=states,
+        ),
+        prefill=Prefill(config=config, table=table, life=life, residents=residents, admission=admission, states=states),
         pressure=pressure,
         exits=exits,
         common=constants(config.max_num_seqs),
     )
 
 
-def prefix_cache(config: SchedulerConfig, table: RequestTable, pool: BlockPool) -> PrefixCache:
+def prefix_cache(
+    config: SchedulerConfig, table: RequestTable, groups: tuple[Group, ...], pool: Pool, tier: Tier
+) -> PrefixCache:
     """The cache the configuration asks for."""
+    none = nothing(groups)
     if not config.prefix:
-        return NullPrefixCache(pool=pool)
+        return NullPrefixCache(pool=pool, nothing=none)
+    chains = Chains(page_tokens=config.page_tokens, table=table)
+    indexes = tuple(GroupIndex() for _ in groups)
+    has_states = any(not group.by_position for group in groups)
     return PrefixIndex(
         page_tokens=config.page_tokens,
         table=table,
         pool=pool,
-        log=NetKvLog(block_tokens=config.page_tokens) if config.kv_events else NullKvLog(),
-        state=IndexState(published=np.zeros(config.max_num_seqs, dtype=np.int32)),
+        groups=groups,
+        chains=chains,
+        indexes=indexes,
+        logs=tuple(_log(config, group) for group in groups),
+        tier=tier,
+        reach=Reach(
+            page_tokens=config.page_tokens,
+            groups=groups,
+            chains=chains,
+            indexes=indexes,
+            tier=tier,
+            nothing=none,
+            # With state groups a hit ends where a state was kept, which may be anywhere.
+            least=1 if has_states else (config.page_tokens + 1) // 2,
+        ),
+        state=PublishState(published=np.zeros((len(groups), config.max_num_seqs), dtype=np.int32)),
     )
+
+
+def kept_states(
+    config: SchedulerConfig, groups: tuple[Group, ...], residents: Residents, pool: Pool, cache: PrefixCache
+) -> KeptStates:
+    """Nothing, for a model without state groups or without a cache to keep states in."""
+    running = tuple(group for group in groups if not group.by_position)
+    if not running or not config.prefix:
+        return NoStates()
+    paged = tuple(group for group in groups if group.by_position)
+    return StateKeeper(groups=running, paged=paged, residents=residents, pool=pool, cache=cache)
+
+
+def _log(config: SchedulerConfig, group: Group) -> KvLog:
+    if config.kv_events and group.by_position:
+        return NetKvLog(block_tokens=group.block_tokens, group=group.number)
+    return NullKvLog()

@@ -7,12 +7,28 @@ import enum
 import attrs
 
 from tokenspeed.errors import SettingsError
+from tokenspeed.plane.specs import CacheGroupSpec
+
+
+class Role(enum.Enum):
+    """PLAIN computes prompts and outputs; PREFILL hands each prompt's KV to another node, DECODE gets it from one."""
+
+    PLAIN = "plain"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class WritePolicy(enum.Enum):
+    """When the host tier is written: WRITE_THROUGH as blocks become findable, WRITE_BACK as they are evicted."""
+
+    WRITE_THROUGH = "write_through"
+    WRITE_BACK = "write_back"
 
 
 class Retraction(enum.Enum):
     """What may happen to a victim when pages run out; a chain of these is tried in order.
 
-    SNAPSHOT needs an image pool on the host; without one no victim can be imaged and the chain goes on.
+    SNAPSHOT keeps an image of the victim on the host; where there is no room for it, the chain goes on.
     RECOMPUTE sends the victim back to the waiting queue with its tokens. ABORT ends the newest resident.
     """
 
@@ -30,11 +46,18 @@ class SchedulerConfig:
         max_batched_tokens: tokens of one forward. Fewer than `max_num_seqs` means fewer residents, so
             that each can have a token in every forward.
         chunk_tokens: prompt tokens of one request in one forward.
-        page_tokens: tokens one block holds.
-        num_pages: blocks of the pool, the reserved null block 0 included.
+        page_tokens: tokens a block of the finest cache group holds: the granularity of prefixes.
+        groups: the model's cache groups; empty: one of full attention with a block a parent.
+        num_pages: parents of the pool, the reserved null parent 0 included.
         max_model_len: tokens (prompt and output) of one request.
         overlap_schedule_depth: forwards that may run ahead of their commit; a decode owns KV room for
-            that many tokens beyond the planned one (SP-59).
+            that many forwards' tokens beyond the planned one (SP-59).
+        speculation_width: tokens a decode may commit in one forward.
+        role: see `Role`.
+        host_parents: parents of the host tier, its null parent included; 0: none.
+        images: retraction images the device has room for.
+        write_policy: of the host tier.
+        storage: prompts are looked up in a storage backend before they are admitted.
         prefix: find and keep computed prefixes.
         kv_events: collect cache changes for `drain_kv_events`.
         retraction: tried in order for a victim of memory pressure.
@@ -58,13 +81,23 @@ class SchedulerConfig:
     retraction: tuple[Retraction, ...] = (Retraction.SNAPSHOT, Retraction.RECOMPUTE, Retraction.ABORT)
     resume_headroom_tokens: int = 64
     zero_new_blocks: bool = False
+    groups: tuple[CacheGroupSpec, ...] = ()
+    speculation_width: int = 1
+    role: Role = Role.PLAIN
+    host_parents: int = 0
+    images: int = 0
+    write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
+    storage: bool = False
 
     def __attrs_post_init__(self) -> None:
         least = {
             "max_num_seqs": 1,
             "max_batched_tokens": 1,
             "chunk_tokens": 1,
-            "page_tokens": self.overlap_schedule_depth + 1,
+            "page_tokens": self.ahead_tokens + 1,
+            "speculation_width": 1,
+            "host_parents": 0,
+            "images": 0,
             "num_pages": 2,
             "max_model_len": 2,
             "overlap_schedule_depth": 0,
@@ -86,6 +119,17 @@ class SchedulerConfig:
         """Requests that may be resident at once."""
         return min(self.max_num_seqs, self.max_batched_tokens)
 
+    @property
+    def specs(self) -> tuple[CacheGroupSpec, ...]:
+        return self.groups or (CacheGroupSpec(block_tokens=self.page_tokens),)
+
+    @property
+    def ahead_tokens(self) -> int:
+        """Tokens a decode owns room for beyond the first of a forward (SP-59); 0 in the prefill role (SP-60)."""
+        if self.role is Role.PREFILL:
+            return 0
+        return (1 + self.overlap_schedule_depth) * self.speculation_width - 1
+
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold `tokens` tokens."""
+        """Pages that hold `tokens` tokens."""
         return -(-tokens // self.page_tokens)

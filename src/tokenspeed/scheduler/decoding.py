@@ -14,72 +14,119 @@ from tokenspeed.plane.plan import EMPTY_INT32, int32
 from tokenspeed.plane.table import RequestTable
 from tokenspeed.scheduler.config import SchedulerConfig
 from tokenspeed.scheduler.draft import DecodeRows, PlanDraft
-from tokenspeed.scheduler.pool import BlockPool
+from tokenspeed.scheduler.groups import UNBOUNDED, Group
+from tokenspeed.scheduler.kept_states import KeptStates
+from tokenspeed.scheduler.pool import Pool
 from tokenspeed.scheduler.pressure import Pressure
 from tokenspeed.scheduler.residents import Residents
 from tokenspeed.scheduler.states import Event, Life, State
+
+NEVER = UNBOUNDED
 
 
 @attrs.define(eq=False)
 class Lanes:
     """Writer: Decoding. Columns of the decoding rows, int32 ``[n]``, in the order they began to decode.
 
-    ``starts`` equals the table's ``scheduled``, ``room`` the tokens a row's pages hold. ``rows``,
-    ``slots`` and ``starts`` are handed out in plans: replaced, never written. ``left``: rounds until
-    the first row has nothing more to plan. ``epoch``: of `Life` when the lanes were built.
+    ``starts`` equals the table's ``scheduled``; ``wall`` is the start from which on a row lacks a
+    block, NEVER if its blocks suffice to its end. ``rows``, ``slots`` and ``starts`` are handed out
+    in plans: replaced, never written. ``left``: rounds until the first row has nothing more to plan.
+    ``free``: rounds in which no row reaches its wall. ``epoch``: of `Life` when the lanes were built.
     """
 
     rows: Int32Array = EMPTY_INT32
     slots: Int32Array = EMPTY_INT32
     starts: Int32Array = EMPTY_INT32
     limit: Int32Array = EMPTY_INT32
-    room: Int32Array = EMPTY_INT32
+    wall: Int32Array = EMPTY_INT32
     left: int = 0
+    free: int = 0
     epoch: int = 0
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Decoding:
     config: SchedulerConfig
+    groups: tuple[Group, ...]
     table: RequestTable
     life: Life
-    pool: BlockPool
+    pool: Pool
     residents: Residents
     pressure: Pressure
+    states: KeptStates
     lanes: Lanes = attrs.field(factory=Lanes)
 
     def plan(self, draft: PlanDraft) -> None:
-        """Plan a token of every decoding row that has a page for it."""
+        """Plan a token of every decoding row that has blocks for it."""
         lanes = self.lanes
         if lanes.epoch != self.life.decoding_epoch:
             self._rebuild()
         if not len(lanes.rows):
             return
-        want = lanes.starts + (1 + self.config.overlap_schedule_depth)
-        np.minimum(want, lanes.limit, out=want)
-        short = (want > lanes.room).nonzero()[0]
-        if len(short) > self.pool.spare:
-            self.pressure.relieve(lanes.rows[short], draft)
-            self._rebuild()
-            self._plan_some(lanes.room > lanes.starts, draft)
+        if not lanes.free and not self._extend():
+            self._plan_pressed(draft)
             return
-        if len(short):
-            self.residents.extend_each(lanes.slots[short])
-            lanes.room[short] += self.config.page_tokens
-        draft.decodes = DecodeRows(rows=lanes.rows, slots=lanes.slots, starts=lanes.starts)
+        lanes.free -= 1
+        draft.decodes = DecodeRows(lanes.rows, lanes.slots, lanes.starts)
         lanes.starts = self._schedule(draft.decodes)
         lanes.left -= 1
         if not lanes.left:
             self._retire_exhausted(lanes.rows[lanes.starts >= lanes.limit])
+
+    def _extend(self) -> bool:
+        """Blocks for the rows at their wall; False if there are not enough."""
+        lanes = self.lanes
+        short: Int32Array = (lanes.starts >= lanes.wall).nonzero()[0].astype(np.int32)
+        if len(short):
+            slots = lanes.slots[short]
+            lacking = [self._lack(group, short, slots) for group in self.groups]
+            if not self.pool.fits([len(part) for part in lacking]):
+                return False
+            for group, part in zip(self.groups, lacking, strict=True):
+                if len(part):
+                    self.residents.extend_each(group.number, part)
+            lanes.wall[short] = self._walls(slots, lanes.limit[short])
+        lanes.free = int((lanes.wall - lanes.starts).min())
+        return True
+
+    def _lack(self, group: Group, short: Int32Array, slots: Int32Array) -> Int32Array:
+        """Those of `slots` whose next forward lacks a block of `group`."""
+        if len(self.groups) == 1:
+            return slots
+        if not group.by_position:
+            return EMPTY_INT32
+        lanes = self.lanes
+        tokens = np.minimum(lanes.starts[short] + (1 + self.config.ahead_tokens), lanes.limit[short])
+        held = self.residents.state.groups[group.number].held[slots]
+        return slots[tokens > held * group.block_tokens]
+
+    def _walls(self, slots: Int32Array, limit: Int32Array) -> Int32Array:
+        """The starts from which on these slots lack a block, int32 ``[n]``."""
+        ahead, walls = self.config.ahead_tokens, None
+        for group, tables in zip(self.groups, self.residents.state.groups, strict=True):
+            if group.by_position:
+                room = tables.held[slots] * np.int32(group.block_tokens)
+                walls = room if walls is None else np.minimum(walls, room)
+        if walls is None:
+            return np.full(len(slots), NEVER, dtype=np.int32)
+        # A forward from `start` wants room for start + 1 + ahead tokens, but never for more than `limit`.
+        ends: Int32Array = np.where(walls >= limit, np.int32(NEVER), walls - np.int32(ahead))
+        return ends
+
+    def _plan_pressed(self, draft: PlanDraft) -> None:
+        """Too few blocks: others give way, and only rows that can go on are planned."""
+        lanes = self.lanes
+        self.pressure.relieve(lanes.rows[lanes.starts >= lanes.wall], draft)
+        self._rebuild()
+        room = lanes.wall + np.int32(self.config.ahead_tokens)
+        self._plan_some(lanes.starts <= room - np.int32(self.config.speculation_width), draft)
 
     def _plan_some(self, chosen: BoolArray, draft: PlanDraft) -> None:
         """Under pressure: the chosen lanes only, bool ``[n]``; the others wait for pages."""
         lanes = self.lanes
         if not chosen.any():
             return
-        some = DecodeRows(
-            rows=int32(lanes.rows[chosen]), slots=int32(lanes.slots[chosen]), starts=int32(lanes.starts[chosen])
-        )
+        some = DecodeRows(int32(lanes.rows[chosen]), int32(lanes.slots[chosen]), int32(lanes.starts[chosen]))
         draft.decodes = some
         ends = self._schedule(some)
         self._retire_exhausted(some.rows[ends >= lanes.limit[chosen]])
@@ -98,12 +145,15 @@ class Decoding:
             self.life.move(row, Event.LAST_PLANNED)
 
     def _rebuild(self) -> None:
-        lanes, residents = self.lanes, self.residents.state
+        lanes = self.lanes
         rows = int32(self.life.rows(State.DECODING))
         slots = int32(self.table.schedule.slot[rows])
+        for slot in slots.tolist():
+            self.states.before_forward(slot)
         lanes.rows, lanes.slots = rows, slots
         lanes.starts = int32(self.table.schedule.scheduled[rows])
-        lanes.limit = residents.limit[slots]
-        lanes.room = residents.held[slots] * np.int32(self.config.page_tokens)
-        lanes.left = int((lanes.limit - lanes.starts).min(initial=np.iinfo(np.int32).max))
+        lanes.limit = self.residents.state.limit[slots]
+        lanes.wall = self._walls(slots, lanes.limit)
+        lanes.left = int((lanes.limit - lanes.starts).min(initial=NEVER))
+        lanes.free = max(0, int((lanes.wall - lanes.starts).min(initial=NEVER)))
         lanes.epoch = self.life.decoding_epoch

@@ -9,7 +9,7 @@ from tokenspeed.plane.messages import BoolArray, Int32Array
 from tokenspeed.plane.plan import EMPTY_INT32, FROM_DEVICE, ForwardBatch, PlanAbort, int32
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.frozen(eq=False)
 class DecodeRows:
     """Rows that compute one token each, all from the device; read-only int32 ``[n]``."""
 
@@ -53,7 +53,8 @@ def constants(size: int) -> Constants:
 class PlanDraft:
     """Filled by the parts of the scheduler while one plan is built.
 
-    ``pressed``: pages ran short, so nobody is admitted by this plan.
+    ``pressed``: pages ran short, so nobody is admitted by this plan. ``stuck``: prompts whose next
+    chunk lacked blocks.
     """
 
     round_id: int
@@ -63,6 +64,7 @@ class PlanDraft:
     preempted: list[int] = attrs.field(factory=list[int])
     retired: list[int] = attrs.field(factory=list[int])
     aborts: list[PlanAbort] = attrs.field(factory=list[PlanAbort])
+    stuck: list[int] = attrs.field(factory=list[int])
     pressed: bool = False
 
     def batch(self, common: Constants) -> ForwardBatch | None:

@@ -7,6 +7,7 @@ import attrs
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.table import NO_SLOT, RequestTable
 from tokenspeed.scheduler.draft import PlanDraft
+from tokenspeed.scheduler.kept_states import KeptStates
 from tokenspeed.scheduler.prefix import PrefixCache
 from tokenspeed.scheduler.residents import Residents
 from tokenspeed.scheduler.seniority import Seniority
@@ -22,6 +23,7 @@ class Exits:
     residents: Residents
     waiting: WaitingQueue
     seniority: Seniority
+    states: KeptStates
 
     def end(self, row: int) -> None:
         """`row` is to be planned no more: it finished or was aborted. May be told twice."""
@@ -63,5 +65,7 @@ class Exits:
 
     def _let_go(self, row: int, owned: Owned) -> None:
         if Owned.PAGES in owned:
-            self.residents.release_pages(int(self.table.schedule.slot[row]))
+            slot = int(self.table.schedule.slot[row])
+            self.states.vacated(slot)
+            self.residents.release_pages(slot)
         self.cache.forget(row)

@@ -1,19 +1,12 @@
-"""The prefix cache: full blocks of computed tokens, found by chained hashes of their tokens.
+"""The prefix cache over all cache groups: what is found, and when it becomes findable.
 
-The name of a block is ``blake2b(name of the block before it, its tokens)``; the chain of a request
-begins at a root made of the cache group and the request's salt, so that equal tokens under another
-salt or in another group are another prefix.
-
-The index is a forest at all times: a name is in it only together with the name it extends. It holds
-because whoever references a block references the same blocks before it that the index knows (`match`
-and `publish` see to it), and because a release gives the deepest block first, so that the pool's LRU
-evicts leaves before what they extend.
+A hit may end inside a block: its boundary block is then copied, since its owner goes on writing it.
+A state can be found only where a snapshot of it was kept, so with state groups a hit ends there.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Protocol
 
 import attrs
@@ -21,29 +14,23 @@ import numpy as np
 
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.messages import Finish, Int32Array
-from tokenspeed.plane.plan import EMPTY_INT32
 from tokenspeed.plane.results import KvEvent
 from tokenspeed.plane.table import RequestTable
+from tokenspeed.scheduler.groups import Group
+from tokenspeed.scheduler.hits import NOWHERE, Hit
+from tokenspeed.scheduler.index import GroupIndex
 from tokenspeed.scheduler.kv_log import KvLog
-from tokenspeed.scheduler.pool import BlockPool
-
-NAME_BYTES = 16
-
-
-def root_name(*, group: int, salt: bytes) -> bytes:
-    """Where the chains of one cache group and salt begin."""
-    return hashlib.blake2b(group.to_bytes(4, "little") + salt, digest_size=NAME_BYTES).digest()
-
-
-def block_name(parent: bytes, tokens: bytes) -> bytes:
-    """`tokens`: the block's ids as little-endian int32."""
-    return hashlib.blake2b(parent + tokens, digest_size=NAME_BYTES).digest()
+from tokenspeed.scheduler.names import NAME_BYTES, Chains
+from tokenspeed.scheduler.pool import Pool
+from tokenspeed.scheduler.reach import Reach
+from tokenspeed.scheduler.tier import Tier
 
 
 @attrs.frozen
 class Relink:
     """Block `index` of `slot` is already known to the index as `block`: refer to that one instead."""
 
+    group: int
     slot: int
     index: int
     block: int
@@ -55,34 +42,38 @@ class Landed:
 
     Attributes:
         ends: int32 ``[n]``, tokens of each row whose KV is on the device now.
-        tables: int32 ``[slots, blocks]``.
+        tables: by group, int32 ``[slots, blocks]``.
         some_ended: a row of them may have ended, with this result or before.
     """
 
     rows: Int32Array
     slots: Int32Array
     ends: Int32Array
-    tables: Int32Array
+    tables: tuple[Int32Array, ...]
     some_ended: bool
 
 
 class PrefixCache(Protocol):
     """Between the scheduler and the pool: blocks are taken through here, since taking may evict."""
 
-    def claim(self, count: int) -> Int32Array:
+    def claim(self, group: int, count: int) -> Int32Array:
         """Take `count` blocks from the pool, forgetting what the evicted ones held."""
         ...
 
-    def match(self, row: int, *, most: int) -> Int32Array:
-        """The longest known prefix of the row's tokens, at most `most` blocks. Takes no references."""
+    def match(self, row: int, *, most: int) -> Hit:
+        """The longest known prefix of the row's tokens, at most `most` tokens. Takes no references."""
         ...
 
-    def grew(self, row: int, *, hits: int) -> bool:
-        """Whether `match` would now find more than the `hits` blocks it found last."""
+    def cached_tokens(self, row: int) -> int:
+        """About what `match` would find for a waiting request; for policies."""
         ...
 
-    def seat(self, row: int, slot: int, *, hits: int) -> None:
-        """`row` now computes its tokens in `slot`, from block `hits` on."""
+    def grew(self, row: int, *, tokens: int) -> bool:
+        """Whether `match` may now find more than the `tokens` it found last."""
+        ...
+
+    def seat(self, row: int, slot: int, hit: Hit) -> None:
+        """`row` now computes its tokens in `slot`, behind what was found on the device."""
         ...
 
     def forget(self, row: int) -> None:
@@ -97,29 +88,38 @@ class PrefixCache(Protocol):
         """
         ...
 
+    def keep(self, group: int, row: int, block: int, position: int) -> None:
+        """Make `block` findable as what the row's first `position` tokens left: a state, or a page in part."""
+        ...
+
+    def keeps(self, group: int, block: int) -> bool:
+        """Whether `block` is findable."""
+        ...
+
+    def unkeep(self, group: int, block: int) -> None:
+        """`block`, if findable, is about to be written over."""
+        ...
+
     def clear(self) -> None:
         """Forget all; no block may be active."""
         ...
 
     def drain(self) -> tuple[KvEvent, ...]: ...
 
-    def contents(self) -> dict[bytes, int]:
-        """A copy: name to block."""
+    def contents(self) -> tuple[dict[bytes, int], ...]:
+        """A copy: name to block, by group; parts of pages among them."""
+        ...
+
+    def names(self, row: int, group: int, *, tokens: int) -> list[bytes]:
+        """Names of the row's whole blocks within its first `tokens` tokens."""
         ...
 
 
 @attrs.define(eq=False)
-class IndexState:
-    """Writer: PrefixIndex.
-
-    ``chains``: names of a row's first blocks, as far as they were needed. ``published``: int32
-    ``[slots]``, blocks of the seated row that are matched or published.
-    """
+class PublishState:
+    """Writer: PrefixIndex. Int32 ``[groups, slots]``: blocks of the seated row that are matched or published."""
 
     published: Int32Array
-    block_of: dict[bytes, int] = attrs.field(factory=dict[bytes, int])
-    name_of: dict[int, bytes] = attrs.field(factory=dict[int, bytes])
-    chains: dict[int, list[bytes]] = attrs.field(factory=dict[int, list[bytes]])
 
 
 @attrs.define(eq=False)
@@ -127,160 +127,241 @@ class _Change:
     """What one publication does beyond the index itself."""
 
     relinks: list[Relink] = attrs.field(factory=list[Relink])
-    findable: list[int] = attrs.field(factory=list[int])
+    blocks: list[int] = attrs.field(factory=list[int])
+    names: list[bytes] = attrs.field(factory=list[bytes])
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class PrefixIndex:
+    """One index and one event log a group; logs of state groups are null, routers cannot use them."""
+
     page_tokens: int
     table: RequestTable
-    pool: BlockPool
-    log: KvLog
-    state: IndexState
-    group: int = 0
+    pool: Pool
+    groups: tuple[Group, ...]
+    chains: Chains
+    indexes: tuple[GroupIndex, ...]
+    logs: tuple[KvLog, ...]
+    tier: Tier
+    reach: Reach
+    state: PublishState
 
-    def claim(self, count: int) -> Int32Array:
-        blocks, evicted = self.pool.take(count)
-        for block in evicted:
-            name = self.state.name_of.pop(block)
-            del self.state.block_of[name]
-            self.log.removed(name)
+    def claim(self, group: int, count: int) -> Int32Array:
+        blocks, evicted = self.pool.take(group, count)
+        for lost in evicted:
+            for block in lost.blocks:
+                name, whole = self._remove(lost.group, block)
+                if whole:
+                    self.tier.evicting(lost.group, block, name)
         return blocks
 
-    def match(self, row: int, *, most: int) -> Int32Array:
-        if most <= 0:
-            return EMPTY_INT32
-        chain = self.state.chains.setdefault(row, [])
-        block_of, width = self.state.block_of, 4 * self.page_tokens
-        tokens = self._tokens(row, most).data.cast("B")
-        hits: list[int] = []
-        for at in range(most):
-            if at == len(chain):
-                # Names are made one by one: after a miss, the rest of a long prompt is not hashed here.
-                self._extend(row, chain, tokens[at * width : (at + 1) * width].tobytes())
-            block = block_of.get(chain[at])
-            if block is None:
-                break
-            hits.append(block)
-        return np.array(hits, dtype=np.int32)
+    def match(self, row: int, *, most: int) -> Hit:
+        return self.reach.match(row, most=most)
 
-    def grew(self, row: int, *, hits: int) -> bool:
-        chain = self.state.chains.get(row, ())
-        return hits < len(chain) and chain[hits] in self.state.block_of
+    def cached_tokens(self, row: int) -> int:
+        return self.reach.match(row, most=int(self.table.tokens.known[row]) - 1).tokens
 
-    def seat(self, row: int, slot: int, *, hits: int) -> None:
-        self.state.chains.setdefault(row, [])
-        self.state.published[slot] = hits
+    def grew(self, row: int, *, tokens: int) -> bool:
+        """Looks for one page more in the first group; a hit that ends elsewhere may have grown unseen."""
+        chain, at = self.chains.of(row), tokens // self.page_tokens + 1
+        return at < len(chain) and self.indexes[0].block(chain[at]) is not None
+
+    def seat(self, row: int, slot: int, hit: Hit) -> None:
+        self.chains.of(row)
+        for group, found in zip(self.groups, hit.groups, strict=True):
+            # What is loaded becomes findable with the first forward that lands.
+            on_device = found.device == NOWHERE
+            self.state.published[group.number, slot] = found.first + (
+                int(on_device.argmax()) if on_device.any() else len(on_device)
+            )
 
     def forget(self, row: int) -> None:
-        self.state.chains.pop(row, None)
+        self.chains.forget(row)
 
     def publish(self, landed: Landed) -> list[Relink]:
-        published, page = self.state.published, self.page_tokens
-        full = landed.ends // page
+        relinks: list[Relink] = []
+        for group in self.groups:
+            if group.by_position:
+                relinks += self._publish_group(group, landed)
+        return relinks
+
+    def keep(self, group: int, row: int, block: int, position: int) -> None:
+        name = self.chains.behind(row, position)
+        index = self.indexes[group]
+        if index.block(name) is not None or index.name(block) is not None:
+            return
+        begin = (position - 1) // self.page_tokens
+        parent = self.chains.of(row)[begin]
+        tokens = self.chains.tokens(row, begin * self.page_tokens, position)
+        index.store(name, block, parent, tokens, text=not self.chains.has_media(row, begin))
+        self.pool.mark_findable(group, [block])
+        if not position % self.page_tokens:
+            self.tier.published(group, [block], [name])
+
+    def keeps(self, group: int, block: int) -> bool:
+        return self.indexes[group].name(block) is not None
+
+    def unkeep(self, group: int, block: int) -> None:
+        if self.indexes[group].name(block) is not None:
+            self._remove(group, block)
+            self.pool.forget(group, block)
+
+    def clear(self) -> None:
+        if self.pool.active:
+            raise InvariantBroken("the prefix cache was cleared under a request", active=self.pool.active)
+        self.pool.discard_all_idle()
+        for index, log in zip(self.indexes, self.logs, strict=True):
+            index.clear()
+            log.cleared()
+        self.tier.clear()
+
+    def drain(self) -> tuple[KvEvent, ...]:
+        if len(self.logs) == 1:
+            return self.logs[0].drain()
+        events = [event for log in self.logs for event in log.drain()]
+        cleared = [event for event in events if not hasattr(event, "hashes")]
+        return (*cleared[:1], *(event for event in events if hasattr(event, "hashes"))) if cleared else tuple(events)
+
+    def contents(self) -> tuple[dict[bytes, int], ...]:
+        return tuple({name: entry[0] for name, entry in index.state.entries.items()} for index in self.indexes)
+
+    def names(self, row: int, group: int, *, tokens: int) -> list[bytes]:
+        kind = self.groups[group]
+        count = tokens // kind.block_tokens
+        return self.chains.upto(row, count * kind.stride)[kind.stride : count * kind.stride + 1 : kind.stride]
+
+    # ---- publication --------------------------------------------------------------------------
+
+    def _publish_group(self, group: Group, landed: Landed) -> list[Relink]:
+        published = self.state.published[group.number]
+        full = landed.ends // group.block_tokens
         if landed.some_ended:
-            full = self._trusted(landed, full)
+            full = self._trusted(landed, full, group.block_tokens)
         due = (full > published[landed.slots]).nonzero()[0]
         if not len(due):
             return []
         rows, slots, full = landed.rows[due], landed.slots[due], full[due]
         first = published[slots]
         published[slots] = full
-        change = _Change()
-        if (full - first).max() == 1:
-            self._publish_one_each(rows, slots, first, landed.tables, change)
+        change, table = _Change(), landed.tables[group.number]
+        if group.stride == 1 and (full - first).max() == 1:
+            self._publish_one_each(group, rows, slots, first, table, change)
         else:
             for row, slot, begin, end in zip(rows.tolist(), slots.tolist(), first.tolist(), full.tolist(), strict=True):
-                data = self._tokens(row, end)[begin * page :].tobytes()
-                self._insert(row, slot, begin, data, landed.tables[slot, begin:end].tolist(), change)
-        self.pool.mark_findable(change.findable)
+                self._publish_span(group, row, slot, begin, table[slot, begin:end].tolist(), change)
+        self.pool.mark_findable(group.number, change.blocks)
+        self.tier.published(group.number, change.blocks, change.names)
         return change.relinks
 
-    def clear(self) -> None:
-        if self.pool.active:
-            raise InvariantBroken("the prefix cache was cleared under a request", active=self.pool.active)
-        self.pool.discard_all_idle()
-        self.state.block_of.clear()
-        self.state.name_of.clear()
-        self.log.cleared()
-
-    def drain(self) -> tuple[KvEvent, ...]:
-        return self.log.drain()
-
-    def contents(self) -> dict[bytes, int]:
-        return dict(self.state.block_of)
-
-    def _trusted(self, landed: Landed, full: Int32Array) -> Int32Array:
+    def _trusted(self, landed: Landed, full: Int32Array, block_tokens: int) -> Int32Array:
         """Of rows that have ended: nothing of those cut short (a logit may not have been a number), and
         of the others no token that was never committed, which a surplus forward has computed KV of."""
-        known = self.table.tokens.known[landed.rows] // self.page_tokens
+        known = self.table.tokens.known[landed.rows] // block_tokens
         cut = self.table.output.finish[landed.rows] == Finish.ABORT
         return np.where(cut, np.int32(0), np.minimum(full, known))
 
     def _publish_one_each(
-        self, rows: Int32Array, slots: Int32Array, at: Int32Array, tables: Int32Array, change: _Change
+        self, group: Group, rows: Int32Array, slots: Int32Array, at: Int32Array, table: Int32Array, change: _Change
     ) -> None:
         """The usual case of decoding: one more full block for each of `rows`, read with one gather."""
         positions = at[:, None] * self.page_tokens + np.arange(self.page_tokens, dtype=np.int32)
         data = self.table.tokens.seated[slots[:, None], positions].astype("<i4", copy=False).tobytes()
         width, begin = 4 * self.page_tokens, 0
-        for row, slot, index, block in zip(
-            rows.tolist(), slots.tolist(), at.tolist(), tables[slots, at].tolist(), strict=True
+        chains, media = self.chains.state.chains, self.table.identity.media
+        index, stored = self.indexes[group.number].state, self.logs[group.number].stored
+        for row, slot, place, block in zip(
+            rows.tolist(), slots.tolist(), at.tolist(), table[slots, at].tolist(), strict=True
         ):
-            self._insert(row, slot, index, data[begin : begin + width], (block,), change)
+            tokens = data[begin : begin + width]
             begin += width
-
-    def _insert(self, row: int, slot: int, first: int, data: bytes, blocks: Sequence[int], change: _Change) -> None:
-        """Blocks `first`, ... of `row`, full of the tokens in `data`, become findable."""
-        state, width = self.state, 4 * self.page_tokens
-        chain = state.chains[row]
-        for at, own in enumerate(blocks, first):
-            tokens = data[(at - first) * width : (at - first + 1) * width]
-            if at == len(chain):
-                self._extend(row, chain, tokens)
-            name = chain[at]
-            other = state.block_of.get(name)
-            if other is None:
-                self.log.stored(name, chain[at - 1] if at else None, tokens)
-            elif self.pool.references(other):
-                change.relinks.append(Relink(slot, at, other))
-                continue
+            chain = chains[row]
+            parent = chain[place]
+            if place + 1 < len(chain):
+                name = chain[place + 1]
+            elif media[row]:
+                name = self.chains.upto(row, place + 1)[-1]
             else:
-                # Same content, one copy idle: the one in use stays findable, the idle one makes room.
-                del state.name_of[other]
-                self.pool.discard_idle(other)
-            state.block_of[name] = own
-            state.name_of[own] = name
-            change.findable.append(own)
+                name = blake2b(parent + tokens, digest_size=NAME_BYTES).digest()
+                chain.append(name)
+            if (name in index.entries or block in index.name_of) and not self._displace(
+                group, slot, place, block, name, change
+            ):
+                continue
+            index.entries[name] = (block, parent, tokens)
+            index.name_of[block] = name
+            if not media[row]:
+                index.latest[parent] = name
+            stored(name, parent if place else None, tokens)
+            change.blocks.append(block)
+            change.names.append(name)
 
-    def _extend(self, row: int, chain: list[bytes], tokens: bytes) -> None:
-        parent = chain[-1] if chain else root_name(group=self.group, salt=self.table.identity.salt[row])
-        chain.append(block_name(parent, tokens))
+    def _publish_span(self, group: Group, row: int, slot: int, first: int, blocks: list[int], change: _Change) -> None:
+        """Blocks `first`, ... of `row` become findable."""
+        index, log, stride = self.indexes[group.number], self.logs[group.number], group.stride
+        chain, media = self.chains.upto(row, (first + len(blocks)) * stride), self.table.identity.media[row]
+        width = 4 * group.block_tokens
+        data = self.chains.tokens(row, first * group.block_tokens, (first + len(blocks)) * group.block_tokens)
+        for at, block in enumerate(blocks, first):
+            name, parent = chain[(at + 1) * stride], chain[at * stride]
+            known = index.block(name) is not None or index.name(block) is not None
+            if known and not self._displace(group, slot, at, block, name, change):
+                continue
+            tokens = data[(at - first) * width : (at - first + 1) * width]
+            index.store(name, block, parent, tokens, text=not media)
+            log.stored(name, parent if at else None, tokens)
+            change.blocks.append(block)
+            change.names.append(name)
 
-    def _tokens(self, row: int, blocks: int) -> Int32Array:
-        tokens = self.table.tokens_of(row)[: blocks * self.page_tokens]
-        return np.ascontiguousarray(tokens, dtype="<i4")
+    def _displace(self, group: Group, slot: int, at: int, block: int, name: bytes, change: _Change) -> bool:
+        """Make way for `block` under `name`; False: the index has another block in use, which is to be shared."""
+        number, index = group.number, self.indexes[group.number]
+        other = index.block(name)
+        if other is not None and self.pool.references(number, other):
+            if other != block:
+                change.relinks.append(Relink(number, slot, at, other))
+            return False
+        if other is not None:
+            # Same content, one copy idle: the one in use stays findable, the idle one makes room.
+            self._remove(number, other)
+            self.pool.forget(number, other)
+        if index.name(block) is not None:
+            # It was findable as a page in part, and has filled since.
+            self._remove(number, block)
+        return True
+
+    def _remove(self, group: int, block: int) -> tuple[bytes, bool]:
+        """Unfindable from now on; returns the name and whether it was a whole block's."""
+        name, tokens = self.indexes[group].remove(block)
+        whole = not len(tokens) // 4 % self.page_tokens
+        if whole:
+            self.logs[group].removed(name)
+        return name, whole
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class NullPrefixCache:
-    """Every prompt is computed; nothing is kept."""
+    """Prefix caching is off: nothing is found and nothing is kept."""
 
-    pool: BlockPool
+    pool: Pool
+    nothing: Hit
 
-    def claim(self, count: int) -> Int32Array:
-        blocks, _ = self.pool.take(count)
+    def claim(self, group: int, count: int) -> Int32Array:
+        blocks, _ = self.pool.take(group, count)
         return blocks
 
-    def match(self, row: int, *, most: int) -> Int32Array:
+    def match(self, row: int, *, most: int) -> Hit:
         del row, most
-        return EMPTY_INT32
+        return self.nothing
 
-    def grew(self, row: int, *, hits: int) -> bool:
-        del row, hits
+    def cached_tokens(self, row: int) -> int:
+        del row
+        return 0
+
+    def grew(self, row: int, *, tokens: int) -> bool:
+        del row, tokens
         return False
 
-    def seat(self, row: int, slot: int, *, hits: int) -> None:
+    def seat(self, row: int, slot: int, hit: Hit) -> None:
         return None
 
     def forget(self, row: int) -> None:
@@ -290,11 +371,25 @@ class NullPrefixCache:
         del landed
         return []
 
+    def keep(self, group: int, row: int, block: int, position: int) -> None:
+        return None
+
+    def keeps(self, group: int, block: int) -> bool:
+        del group, block
+        return False
+
+    def unkeep(self, group: int, block: int) -> None:
+        return None
+
     def clear(self) -> None:
         return None
 
     def drain(self) -> tuple[KvEvent, ...]:
         return ()
 
-    def contents(self) -> dict[bytes, int]:
-        return {}
+    def contents(self) -> tuple[dict[bytes, int], ...]:
+        return tuple({} for _ in self.nothing.groups)
+
+    def names(self, row: int, group: int, *, tokens: int) -> list[bytes]:
+        del row, group, tokens
+        return []

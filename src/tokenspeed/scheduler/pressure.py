@@ -18,7 +18,8 @@ from tokenspeed.plane.table import RequestTable
 from tokenspeed.scheduler.config import Retraction, SchedulerConfig
 from tokenspeed.scheduler.draft import PlanDraft
 from tokenspeed.scheduler.exits import Exits
-from tokenspeed.scheduler.pool import BlockPool
+from tokenspeed.scheduler.kept_states import KeptStates
+from tokenspeed.scheduler.pool import Pool
 from tokenspeed.scheduler.residents import Residents
 from tokenspeed.scheduler.seniority import Seniority
 from tokenspeed.scheduler.states import Event, Life, State
@@ -30,11 +31,12 @@ class Pressure:
     config: SchedulerConfig
     table: RequestTable
     life: Life
-    pool: BlockPool
+    pool: Pool
     residents: Residents
     waiting: WaitingQueue
     seniority: Seniority
     exits: Exits
+    states: KeptStates
 
     def settle(self, draft: PlanDraft) -> None:
         """Take the pages of victims whose forwards have landed."""
@@ -44,33 +46,41 @@ class Pressure:
                 self._give_way(row, draft)
 
     def relieve(self, short: Int32Array, draft: PlanDraft) -> None:
-        """Give each of `short` (decodes that need one block each) its block as far as possible.
+        """Give each of `short` (decodes that lack a block of some group) its blocks as far as possible.
 
         Those that give way last come first, so that nobody gets a block and is then made a victim.
-        Victims give way until there is enough, now or when their forwards have landed. A row that got
-        nothing is still in DECODING and must be planned only if its present pages suffice.
+        Victims give way one after the other until there is enough; once one has to land first, the
+        rest wait for its pages. A row that got nothing is still in DECODING and must be planned only
+        if its present blocks suffice.
         """
         draft.pressed = True
         slot_of = self.table.schedule.slot
-        coming = sum(self.residents.held_alone(int(slot_of[row])) for row in self.life.rows(State.YIELDING))
         for row in sorted(short.tolist(), key=self.seniority.as_victim):
-            while self.pool.spare < 1 and coming < 1 and self.life.of(row) is State.DECODING:
-                coming += self._call_victim(draft)
-            if self.life.of(row) is not State.DECODING:
-                continue
-            if self.pool.spare >= 1:
-                self.residents.extend_each(int32([slot_of[row]]))
-            else:
-                coming -= 1
+            while self.life.of(row) is State.DECODING:
+                slot = int(slot_of[row])
+                lacking = self.residents.lacking(slot)
+                if self.pool.fits(lacking):
+                    for group, count in enumerate(lacking):
+                        if count:
+                            self.residents.extend_each(group, int32([slot]))
+                    break
+                if self.life.count(State.YIELDING):
+                    break
+                self._call_victim(draft)
 
-    def _call_victim(self, draft: PlanDraft) -> int:
-        """Make one request give way; returns the blocks that will come later."""
+    def unstick(self, draft: PlanDraft) -> None:
+        """Nothing can be planned and nothing is in flight, but prompts lack blocks: the newest gives way."""
+        rows = [row for row in draft.stuck if self.life.of(row) is State.PREFILLING]
+        if rows:
+            self._give_way(max(rows, key=self.seniority.as_victim), draft)
+
+    def _call_victim(self, draft: PlanDraft) -> None:
+        """Make one request give way, now or when its forwards have landed."""
         victim = self._victim()
-        if not self.table.schedule.inflight[victim]:
+        if self.table.schedule.inflight[victim]:
+            self.life.move(victim, Event.YIELD)
+        else:
             self._give_way(victim, draft)
-            return 0
-        self.life.move(victim, Event.YIELD)
-        return self.residents.held_alone(int(self.table.schedule.slot[victim]))
 
     def _victim(self) -> int:
         candidates = self.life.rows(State.DECODING)
@@ -98,6 +108,7 @@ class Pressure:
         """To the head of the waiting queue, with its tokens and without pages; its blocks stay findable (SP-47)."""
         schedule = self.table.schedule
         slot = int(schedule.slot[row])
+        self.states.vacated(slot)
         self.residents.release_pages(slot)
         self.table.unseat(row)
         self.residents.leave(slot)

@@ -1,7 +1,7 @@
-"""Seated requests: slots, block tables, and the pages they hold.
+"""Seated requests: slots, block tables, and the blocks they hold.
 
-Block tables are int32 ``[slots, blocks]``. Every entry that changes is noted, and a plan with a batch
-carries the changes to the device, which keeps the same tables by slot.
+Each cache group has its tables, int32 ``[slots, blocks]``. Every entry that changes is noted, and a
+plan carries the changes to the device, which keeps the same tables by slot.
 """
 
 from __future__ import annotations
@@ -13,11 +13,37 @@ import numpy as np
 
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.messages import Int32Array
-from tokenspeed.plane.plan import BlockGrants, int32
+from tokenspeed.plane.plan import BlockCopy, BlockGrants, GroupBlocks, int32
 from tokenspeed.plane.table import RequestTable
 from tokenspeed.scheduler.config import SchedulerConfig
-from tokenspeed.scheduler.pool import BlockPool
+from tokenspeed.scheduler.groups import Group, Kind
+from tokenspeed.scheduler.hits import NOWHERE, GroupHit, Hit
+from tokenspeed.scheduler.pool import Pool
 from tokenspeed.scheduler.prefix import PrefixCache, Relink
+from tokenspeed.scheduler.tier import Tier
+
+
+@attrs.define(eq=False)
+class GroupTables:
+    """One cache group's side of the seated requests. Writer: Residents.
+
+    Attributes:
+        blocks: int32 ``[slots, blocks]``; entries ``first[slot] .. held[slot] - 1`` of a line are in use.
+        first: int32 ``[slots]``; above 0 where a window has moved on.
+        held: int32 ``[slots]``.
+        cover: int32 ``[slots]``, what `held` will be when the prompt is computed.
+        owed: int32 ``[slots]``, promised blocks not taken yet.
+        touched: (slots, indices) of changed entries since the last plan with a batch.
+        granted: blocks taken since the last plan that must be clean.
+    """
+
+    blocks: Int32Array
+    first: Int32Array
+    held: Int32Array
+    cover: Int32Array
+    owed: Int32Array
+    touched: list[tuple[Int32Array, Int32Array]] = attrs.field(factory=list[tuple[Int32Array, Int32Array]])
+    granted: list[Int32Array] = attrs.field(factory=list[Int32Array])
 
 
 @attrs.define(eq=False)
@@ -26,33 +52,29 @@ class ResidentState:
 
     Attributes:
         owner: int32 ``[slots]``, row or -1.
-        blocks: int32 ``[slots, blocks]``; the first ``held[slot]`` of a line are in use.
         goal: int32 ``[slots]``, tokens known at admission: prefill computes up to there.
         limit: int32 ``[slots]``, tokens whose KV the request may ever fill: the last one needs none.
-        owed: int32 ``[slots]``, promised blocks not taken yet.
-        touched: (slots, indices) of changed entries since the last plan with a batch.
-        granted: blocks taken since the last plan.
-        displaced: (forward, block): given back once that many forwards have landed.
+        copies: for the plan under construction.
+        displaced: (forward, group, block): given back once that many forwards have landed.
     """
 
     owner: Int32Array
-    blocks: Int32Array
-    held: Int32Array
     goal: Int32Array
     limit: Int32Array
-    owed: Int32Array
     empty_slots: list[int]
-    touched: list[tuple[Int32Array, Int32Array]] = attrs.field(factory=list[tuple[Int32Array, Int32Array]])
-    granted: list[Int32Array] = attrs.field(factory=list[Int32Array])
-    displaced: deque[tuple[int, int]] = attrs.field(factory=deque[tuple[int, int]])
+    groups: tuple[GroupTables, ...]
+    copies: list[BlockCopy] = attrs.field(factory=list[BlockCopy])
+    displaced: deque[tuple[int, int, int]] = attrs.field(factory=deque[tuple[int, int, int]])
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Residents:
     config: SchedulerConfig
+    groups: tuple[Group, ...]
     table: RequestTable
-    pool: BlockPool
+    pool: Pool
     cache: PrefixCache
+    tier: Tier
     state: ResidentState
 
     @property
@@ -63,131 +85,259 @@ class Residents:
     def seated(self) -> int:
         return self.config.seats - len(self.state.empty_slots)
 
-    def seat(self, row: int, hits: Int32Array, *, goal: int, limit: int, blocks: int) -> int:
-        """Give `row` a slot and the matched blocks; `blocks` in all are promised to its prefill."""
+    @property
+    def tables(self) -> tuple[Int32Array, ...]:
+        return tuple(tables.blocks for tables in self.state.groups)
+
+    def seat(self, row: int, hit: Hit, *, goal: int, limit: int, cover: int) -> int:
+        """Give `row` a slot and what was found; blocks for the rest of its first `cover` tokens are promised."""
         state = self.state
         slot = state.empty_slots.pop()
         self.table.seat(row, slot)
-        count = len(hits)
-        self.pool.share(hits)
-        self.pool.promise(blocks - count)
         state.owner[slot], state.goal[slot], state.limit[slot] = row, goal, limit
-        state.blocks[slot, :count] = hits
-        state.held[slot], state.owed[slot] = count, blocks - count
-        self.cache.seat(row, slot, hits=count)
-        if count:
-            self._touch(np.full(count, slot, dtype=np.int32), np.arange(count, dtype=np.int32))
+        # All references first: what one group takes must not evict what another has found.
+        for group, found in zip(self.groups, hit.groups, strict=True):
+            self.pool.share(group.number, found.shared)
+        for group, found in zip(self.groups, hit.groups, strict=True):
+            self._seat_group(group, slot, found, cover=group.blocks_for(cover))
+        for group, found in zip(self.groups, hit.groups, strict=True):
+            self._fill(group, slot, found)
+        self.cache.seat(row, slot, hit)
         return slot
 
-    def extend(self, slot: int, *, tokens: int) -> None:
-        """Take promised blocks until `slot` holds `tokens` tokens."""
-        state = self.state
-        first = int(state.held[slot])
-        last = self.config.blocks_for(tokens)
-        count = last - first
-        if count <= 0:
-            return
-        state.owed[slot] -= count
-        self.pool.redeem(count)
-        got = self.cache.claim(count)
-        state.blocks[slot, first:last] = got
-        state.held[slot] = last
-        state.granted.append(got)
-        self._touch(np.full(count, slot, dtype=np.int32), np.arange(first, last, dtype=np.int32))
+    def _seat_group(self, group: Group, slot: int, found: GroupHit, *, cover: int) -> None:
+        tables = self.state.groups[group.number]
+        tables.first[slot], tables.held[slot], tables.cover[slot] = found.first, found.end, cover
+        owed = group.new_blocks(cover=cover, found=found.end) + len(found.loaded)
+        tables.owed[slot] = owed
+        self.pool.promise(group.number, owed)
+        if found.end > found.first:
+            tables.blocks[slot, found.first : found.end] = found.device
+            self._touch(group.number, slot, found.first, found.end)
 
-    def extend_each(self, slots: Int32Array) -> None:
+    def _fill(self, group: Group, slot: int, found: GroupHit) -> None:
+        """Take blocks for what comes from the host tier, and for the private copy of the boundary block."""
+        number, tables = group.number, self.state.groups[group.number]
+        missing = (found.device == NOWHERE).nonzero()[0]
+        if len(missing):
+            got = self._take_owed(group, slot, len(missing), clean=False)
+            tables.blocks[slot, found.first + missing] = got
+            self.tier.load(number, found.loaded, got)
+        if found.source != NOWHERE:
+            self._copy_to_new(group, slot, found.source)
+        elif found.host_source != NOWHERE:
+            own = self._append(group, slot, 1, clean=False)
+            self.tier.load(number, int32([found.host_source]), own)
+
+    def _copy_to_new(self, group: Group, slot: int, source: int) -> None:
+        own = int(self._append(group, slot, 1, clean=False)[0])
+        if own != source:  # it may have been evicted for this very purpose
+            self.state.copies.append(BlockCopy(group=group.number, source=source, destination=own))
+
+    def extend(self, slot: int, *, tokens: int) -> bool:
+        """Take blocks until `slot` covers `tokens` tokens; False, and nothing is taken, if they cannot be had.
+
+        What was promised can be had always. A window that others share may need more than that.
+        """
+        state = self.state
+        counts, beyond = [], []
+        for group, tables in zip(self.groups, state.groups, strict=True):
+            count = max(0, group.blocks_for(tokens) - int(tables.held[slot]))
+            counts.append(count)
+            beyond.append(max(0, count - int(tables.owed[slot])))
+        if any(beyond) and not self.pool.fits(beyond):
+            return False
+        for group, count in zip(self.groups, counts, strict=True):
+            if count:
+                self._append(group, slot, count, clean=True)
+        return True
+
+    def extend_each(self, group: int, slots: Int32Array) -> None:
         """One more block, beyond any promise, for each of `slots`."""
-        state = self.state
-        got = self.cache.claim(len(slots))
-        at = state.held[slots]
-        state.blocks[slots, at] = got
-        state.held[slots] = at + 1
-        state.granted.append(got)
-        self._touch(slots, at)
+        tables = self.state.groups[group]
+        got = self.cache.claim(group, len(slots))
+        at = tables.held[slots]
+        tables.blocks[slots, at] = got
+        tables.held[slots] = at + 1
+        self._granted(group, got, clean=True)
+        tables.touched.append((slots, at))
 
-    def held_alone(self, slot: int) -> int:
-        """Blocks that would become available if `slot` gave up its pages."""
-        state = self.state
-        return self.pool.held_alone(state.blocks[slot, : int(state.held[slot])])
+    def lacking(self, slot: int) -> list[int]:
+        """By group, 1 if the slot's next decode lacks a block."""
+        row = int(self.state.owner[slot])
+        tokens = int(self.table.schedule.scheduled[row]) + 1 + self.config.ahead_tokens
+        tokens = min(tokens, int(self.state.limit[slot]))
+        return [
+            int(group.by_position and group.blocks_for(tokens) > int(tables.held[slot]))
+            for group, tables in zip(self.groups, self.state.groups, strict=True)
+        ]
+
+    def move_state(self, group: Group, slot: int) -> int:
+        """The slot's state goes on in a new block; returns the old one, whose reference the caller now has."""
+        tables = self.state.groups[group.number]
+        old = int(tables.blocks[slot, 0])
+        got = self.cache.claim(group.number, 1)
+        self._granted(group.number, got, clean=False)
+        tables.blocks[slot, 0] = got[0]
+        self.state.copies.append(BlockCopy(group=group.number, source=old, destination=int(got[0])))
+        self._touch(group.number, slot, 0, 1)
+        return old
+
+    def release_behind(self, slots: Int32Array, ends: Int32Array) -> None:
+        """Give up blocks that no forward from `ends` on reads."""
+        for group, tables in zip(self.groups, self.state.groups, strict=True):
+            if group.kind is not Kind.WINDOW:
+                continue
+            seen = group.first_seen_each(ends)
+            moved = (seen > tables.first[slots]).nonzero()[0]
+            for slot, first in zip(slots[moved].tolist(), seen[moved].tolist(), strict=True):
+                self._advance_first(group, slot, min(first, int(tables.held[slot])))
+
+    def _advance_first(self, group: Group, slot: int, first: int) -> None:
+        tables = self.state.groups[group.number]
+        begin = int(tables.first[slot])
+        if first <= begin:
+            return
+        self.pool.release(group.number, tables.blocks[slot, begin:first].copy())
+        tables.first[slot] = first
+        held, cover = int(tables.held[slot]), int(tables.cover[slot])
+        lacking = min(cover - held, group.peak - (held - first)) - int(tables.owed[slot])
+        if lacking > 0 and self.pool.fits(self._only(group.number, lacking)):
+            tables.owed[slot] += lacking
+            self.pool.promise(group.number, lacking)
+
+    def _only(self, group: int, count: int) -> list[int]:
+        want = [0] * len(self.groups)
+        want[group] = count
+        return want
 
     def release_pages(self, slot: int) -> None:
-        """Give back all pages and what was promised; the deepest block first."""
-        state = self.state
-        count = int(state.held[slot])
-        self.pool.release(state.blocks[slot, :count][::-1].copy())
-        self.pool.redeem(int(state.owed[slot]))
-        state.held[slot] = state.owed[slot] = 0
+        """Give back all blocks and what was promised; the deepest block first."""
+        for number, tables in enumerate(self.state.groups):
+            first, held = int(tables.first[slot]), int(tables.held[slot])
+            self.pool.release(number, tables.blocks[slot, first:held][::-1].copy())
+            self.pool.redeem(number, int(tables.owed[slot]))
+            tables.first[slot] = tables.held[slot] = tables.owed[slot] = tables.cover[slot] = 0
 
     def leave(self, slot: int) -> None:
         """The slot may be given to another request."""
-        if self.state.held[slot]:
-            raise InvariantBroken("a slot left with pages", slot=slot, held=int(self.state.held[slot]))
+        for tables in self.state.groups:
+            if tables.held[slot]:
+                raise InvariantBroken("a slot left with pages", slot=slot, held=int(tables.held[slot]))
         self.state.owner[slot] = -1
         self.state.empty_slots.append(slot)
 
     def relink(self, relink: Relink, *, forward: int) -> None:
         """Refer to an equal block that others use; one's own goes when forwards up to `forward` landed."""
-        state = self.state
-        own = int(state.blocks[relink.slot, relink.index])
-        self.pool.share(int32([relink.block]))
-        state.blocks[relink.slot, relink.index] = relink.block
-        state.displaced.append((forward, own))
-        self._touch(int32([relink.slot]), int32([relink.index]))
+        tables = self.state.groups[relink.group]
+        own = int(tables.blocks[relink.slot, relink.index])
+        self.pool.share(relink.group, int32([relink.block]))
+        tables.blocks[relink.slot, relink.index] = relink.block
+        self.state.displaced.append((forward, relink.group, own))
+        self._touch(relink.group, relink.slot, relink.index, relink.index + 1)
 
     def release_displaced(self, *, landed: int) -> None:
         displaced = self.state.displaced
         while displaced and displaced[0][0] <= landed:
-            self.pool.release(int32([displaced.popleft()[1]]))
+            _, group, block = displaced.popleft()
+            self.pool.release(group, int32([block]))
 
     def take_grants(self) -> tuple[BlockGrants, ...]:
-        """Changed entries with their present content, for the device."""
-        state = self.state
-        touched = state.touched
-        if not touched:
+        """Changed entries with their present content, for the device; one for each group that changed."""
+        grants = []
+        for number, tables in enumerate(self.state.groups):
+            touched = tables.touched
+            if not touched:
+                continue
+            if len(touched) == 1:
+                slots, indices = touched[0]
+            else:
+                slots = np.concatenate([part[0] for part in touched])
+                indices = np.concatenate([part[1] for part in touched])
+            touched.clear()
+            used = (indices < tables.held[slots]) & (indices >= tables.first[slots])
+            if not used.all():  # given up again while this plan was built
+                slots, indices = slots[used], indices[used]
+                if not len(slots):
+                    continue
+            blocks = tables.blocks[slots, indices]
+            for array in (slots, indices, blocks):
+                array.setflags(write=False)
+            grants.append(BlockGrants(group=number, slots=slots, indices=indices, blocks=blocks))
+        return tuple(grants)
+
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        copies = self.state.copies
+        if not copies:
             return ()
-        if len(touched) == 1:
-            slots, indices = touched[0]
-        else:
-            slots = np.concatenate([part[0] for part in touched])
-            indices = np.concatenate([part[1] for part in touched])
-        touched.clear()
-        held = indices < state.held[slots]
-        if not held.all():  # given up again while this plan was built
-            slots, indices = slots[held], indices[held]
-            if not len(slots):
-                return ()
-        blocks = state.blocks[slots, indices]
-        for array in (slots, indices, blocks):
-            array.setflags(write=False)
-        return (BlockGrants(slots=slots, indices=indices, blocks=blocks),)
+        taken = tuple(copies)
+        copies.clear()
+        return taken
 
-    def take_granted(self) -> tuple[int, ...]:
-        """Blocks that got a new owner since the last call, each once; none unless they must be zeroed."""
-        granted = self.state.granted
-        if not granted:
-            return ()
-        parts = granted if self.config.zero_new_blocks else []
-        blocks = tuple(dict.fromkeys(block for part in parts for block in part.tolist()))
-        granted.clear()
-        return blocks
+    def take_granted(self) -> tuple[GroupBlocks, ...]:
+        """Blocks that got a new owner since the last call and must be clean, each once."""
+        zeroed = []
+        for number, tables in enumerate(self.state.groups):
+            if tables.granted:
+                blocks = tuple(dict.fromkeys(block for part in tables.granted for block in part.tolist()))
+                tables.granted.clear()
+                zeroed.append(GroupBlocks(group=number, blocks=blocks))
+        return tuple(zeroed)
 
-    def _touch(self, slots: Int32Array, indices: Int32Array) -> None:
-        self.state.touched.append((slots, indices))
+    def _append(self, group: Group, slot: int, count: int, *, clean: bool) -> Int32Array:
+        """Behind the table's end, out of what was promised and beyond."""
+        tables = self.state.groups[group.number]
+        first = int(tables.held[slot])
+        got = self._take_owed(group, slot, count, clean=clean)
+        tables.blocks[slot, first : first + count] = got
+        tables.held[slot] = first + count
+        self._touch(group.number, slot, first, first + count)
+        return got
+
+    def _take_owed(self, group: Group, slot: int, count: int, *, clean: bool) -> Int32Array:
+        tables = self.state.groups[group.number]
+        promised = min(count, int(tables.owed[slot]))
+        tables.owed[slot] -= promised
+        self.pool.redeem(group.number, promised)
+        got = self.cache.claim(group.number, count)
+        self._granted(group.number, got, clean=clean)
+        return got
+
+    def _granted(self, group: int, blocks: Int32Array, *, clean: bool) -> None:
+        """Note what must be zeroed, and drop what was meant for an earlier owner of the same plan.
+
+        A copy's destination must not be zeroed behind the copy, nor a block be copied to for nobody (SP-37).
+        """
+        copies, granted = self.state.copies, self.state.groups[group].granted
+        if copies or granted:
+            again = set(blocks.tolist())
+            copies[:] = [copy for copy in copies if copy.group != group or copy.destination not in again]
+            if granted and not clean:
+                granted[:] = [part[~np.isin(part, blocks)] for part in granted]
+        if clean and (self.groups[group].zero or self.config.zero_new_blocks):
+            granted.append(blocks)
+
+    def _touch(self, group: int, slot: int, first: int, last: int) -> None:
+        self.state.groups[group].touched.append(
+            (np.full(last - first, slot, dtype=np.int32), np.arange(first, last, dtype=np.int32))
+        )
 
 
-def resident_state(config: SchedulerConfig) -> ResidentState:
+def resident_state(config: SchedulerConfig, groups: tuple[Group, ...]) -> ResidentState:
     slots = config.max_num_seqs
-    width = config.blocks_for(config.max_model_len)
 
     def column() -> Int32Array:
         return np.zeros(slots, dtype=np.int32)
 
+    def tables(group: Group) -> GroupTables:
+        width = group.blocks_for(config.max_model_len)
+        blocks: Int32Array = np.zeros((slots, width), dtype=np.int32)
+        return GroupTables(blocks=blocks, first=column(), held=column(), cover=column(), owed=column())
+
     return ResidentState(
         owner=np.full(slots, -1, dtype=np.int32),
-        blocks=np.zeros((slots, width), dtype=np.int32),
-        held=column(),
         goal=column(),
         limit=column(),
-        owed=column(),
         empty_slots=list(range(config.seats - 1, -1, -1)),
+        groups=tuple(tables(group) for group in groups),
     )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import attrs
 
 from tokenspeed.errors import InvariantBroken
-from tokenspeed.plane.plan import ExecutionPlan, GroupBlocks
+from tokenspeed.plane.plan import ExecutionPlan
 from tokenspeed.plane.results import (
     ForwardLanded,
     HeadFacts,
@@ -29,12 +29,14 @@ from tokenspeed.scheduler.config import SchedulerConfig
 from tokenspeed.scheduler.decoding import Decoding
 from tokenspeed.scheduler.draft import Constants, PlanDraft
 from tokenspeed.scheduler.exits import Exits
-from tokenspeed.scheduler.pool import BlockPool
+from tokenspeed.scheduler.kept_states import KeptStates
+from tokenspeed.scheduler.pool import Pool
 from tokenspeed.scheduler.prefill import Prefill
 from tokenspeed.scheduler.prefix import Landed, PrefixCache
 from tokenspeed.scheduler.pressure import Pressure
 from tokenspeed.scheduler.residents import Residents
 from tokenspeed.scheduler.states import Life, State
+from tokenspeed.scheduler.tier import Tier
 from tokenspeed.scheduler.waiting import WaitingQueue
 
 log = logging.getLogger(__name__)
@@ -57,9 +59,11 @@ class PagedScheduler:
     config: SchedulerConfig
     table: RequestTable
     life: Life
-    pool: BlockPool
+    pool: Pool
     cache: PrefixCache
+    tier: Tier
     residents: Residents
+    states: KeptStates
     waiting: WaitingQueue
     admission: Admission
     decoding: Decoding
@@ -89,29 +93,37 @@ class PagedScheduler:
         if self.life.count(State.ENDED):
             self.exits.drop_all(draft)
         if not state.may_forward:
-            return ExecutionPlan(round_id=draft.round_id, retired=tuple(draft.retired))
+            return ExecutionPlan(round_id=draft.round_id, cache=self.tier.take_ops(), retired=tuple(draft.retired))
         self.waiting.refresh(round_id=draft.round_id)
-        self.pressure.settle(draft)
+        if self.life.count(State.YIELDING):
+            self.pressure.settle(draft)
         # Decodes first: each has its token in every forward, so it never waits for more than one chunk.
         self.decoding.plan(draft)
         self.prefill.plan(draft)
-        batch, zeroed = draft.batch(self.common), self.residents.take_granted()
-        state.planned += batch is not None
+        if draft.stuck and not draft.chunks and state.landed == state.planned and not len(draft.decodes.rows):
+            self.pressure.unstick(draft)
+        return self._plan(draft)
+
+    def _plan(self, draft: PlanDraft) -> ExecutionPlan:
+        """A plan of what the parts have put into the draft."""
+        residents, batch = self.residents, draft.batch(self.common)
+        self.state.planned += batch is not None
         return ExecutionPlan(
             round_id=draft.round_id,
             batch=batch,
             seated=tuple(draft.seated),
-            grants=() if batch is None else self.residents.take_grants(),
-            pages_to_zero=(GroupBlocks(blocks=zeroed),) if zeroed else (),
+            grants=() if batch is None else residents.take_grants(),
+            cache=self.tier.take_ops(),
+            pages_to_copy=residents.take_copies(),
+            pages_to_zero=residents.take_granted(),
             aborts=tuple(draft.aborts),
             retired=tuple(draft.retired),
             preempted=tuple(draft.preempted),
         )
 
     def advance_head(self, facts: HeadFacts) -> None:
-        """Only permission is of interest yet: no cache or storage operation is ever open here."""
         if facts.acks:
-            log.debug("acknowledgments of unknown operations: %s", facts.acks)
+            self.tier.acked(facts.acks)
         if facts.tick is not None:
             self.state.may_forward = facts.tick.forward
 
@@ -135,10 +147,10 @@ class PagedScheduler:
         return self.pool.active
 
     def available_lcm_blocks(self) -> int:
-        return self.pool.empty + self.pool.idle
+        return self.pool.empty + self.pool.cached
 
     def can_clear_cache(self) -> bool:
-        return not self.pool.active
+        return not self.pool.active and not self.tier.open
 
     def clear_cache(self) -> bool:
         if not self.can_clear_cache():
@@ -151,7 +163,7 @@ class PagedScheduler:
 
     def snapshot(self) -> SchedulerSnapshot:
         """Who holds what right now, copied; for diagnostics and tests, not for rounds."""
-        return take_snapshot(self.table, self.life, self.pool, self.cache, self.residents)
+        return take_snapshot(self.table, self.life, self.pool, self.cache, self.residents, self.states)
 
     def _land(self, event: ForwardLanded) -> None:
         batch, schedule, state = event.batch, self.table.schedule, self.state
@@ -160,13 +172,15 @@ class PagedScheduler:
         state.landed += 1
         if state.landed > state.planned:
             raise InvariantBroken("more forwards landed than planned", planned=state.planned)
-        rows, ends = batch.rows, batch.starts + batch.counts
+        rows, slots, ends = batch.rows, batch.slots, batch.starts + batch.counts
         schedule.landed[rows] = ends
         schedule.inflight[rows] -= 1
         # Findable from now on: the KV is there. Ends come after, so that a finished request leaves its blocks.
         some_ended = bool(event.finished) or self.life.count(State.FINISHING) > 0
-        for relink in self.cache.publish(Landed(rows, batch.slots, ends, self.residents.state.blocks, some_ended)):
+        for relink in self.cache.publish(Landed(rows, slots, ends, self.residents.tables, some_ended)):
             self.residents.relink(relink, forward=state.planned)
+        self.states.landed(rows, slots, ends)
+        self.residents.release_behind(slots, ends)
         self.residents.release_displaced(landed=state.landed)
         for row in event.finished:
             self.exits.end(row)

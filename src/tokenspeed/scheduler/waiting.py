@@ -16,13 +16,14 @@ import attrs
 
 from tokenspeed.plane.ports import SchedulingPolicy
 from tokenspeed.plane.table import RequestTable
-from tokenspeed.scheduler.prefix import PrefixCache
 
 REFRESHED_PER_ROUND = 8
 Key: TypeAlias = tuple[float, ...]
 
 
 class CachedPrompts(Protocol):
+    """What a policy may ask of the prefix cache."""
+
     def cached_tokens(self, row: int) -> int:
         """Tokens of the waiting `row` that need not be computed, as things stand."""
         ...
@@ -33,19 +34,6 @@ class NothingCached:
     def cached_tokens(self, row: int) -> int:
         del row
         return 0
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class MatchedPrompts:
-    """Asks the prefix cache, which names the blocks of a prompt as far as it finds them and remembers the names."""
-
-    page_tokens: int
-    table: RequestTable
-    cache: PrefixCache
-
-    def cached_tokens(self, row: int) -> int:
-        most = (int(self.table.identity.prompt_len[row]) - 1) // self.page_tokens
-        return len(self.cache.match(row, most=most)) * self.page_tokens
 
 
 @attrs.frozen

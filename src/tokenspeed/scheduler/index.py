@@ -1,0 +1,68 @@
+"""What one cache group has findable: names to blocks and back.
+
+The index of an attention group is a forest at all times: a name is in it only together with the name
+it extends. It holds because whoever references a block references the same blocks before it that the
+index knows, and because a release gives the deepest block first, so that the pool's LRU evicts leaves
+before what they extend. (A window group keeps the forest as far as its window reaches; a state group
+has single entries.)
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import attrs
+
+Entry: TypeAlias = tuple[int, bytes, bytes]
+"""Block, name of what it extends, its tokens as little-endian int32; a plain tuple, since a round may make hundreds."""
+
+
+@attrs.define(eq=False)
+class IndexState:
+    """Writer: GroupIndex. ``latest``: by name, the entry stored last of those that extend it.
+
+    An entry with an image in it is not in ``latest``: its tokens alone do not tell what it holds.
+    """
+
+    entries: dict[bytes, Entry] = attrs.field(factory=dict[bytes, Entry])
+    name_of: dict[int, bytes] = attrs.field(factory=dict[int, bytes])
+    latest: dict[bytes, bytes] = attrs.field(factory=dict[bytes, bytes])
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class GroupIndex:
+    state: IndexState = attrs.field(factory=IndexState)
+
+    def block(self, name: bytes) -> int | None:
+        entry = self.state.entries.get(name)
+        return None if entry is None else entry[0]
+
+    def name(self, block: int) -> bytes | None:
+        return self.state.name_of.get(block)
+
+    def extending(self, parent: bytes) -> Entry | None:
+        """The entry stored last of those that extend `parent`; the others are not looked for."""
+        name = self.state.latest.get(parent)
+        return None if name is None else self.state.entries[name]
+
+    def store(self, name: bytes, block: int, parent: bytes, tokens: bytes, *, text: bool) -> None:
+        """`text`: no image lies in it."""
+        state = self.state
+        state.entries[name] = (block, parent, tokens)
+        state.name_of[block] = name
+        if text:
+            state.latest[parent] = name
+
+    def remove(self, block: int) -> tuple[bytes, bytes]:
+        """`block` is not findable any more. Returns its name and the tokens it held."""
+        state = self.state
+        name = state.name_of.pop(block)
+        _, parent, tokens = state.entries.pop(name)
+        if state.latest.get(parent) == name:
+            del state.latest[parent]
+        return name, tokens
+
+    def clear(self) -> None:
+        self.state.entries.clear()
+        self.state.name_of.clear()
+        self.state.latest.clear()

@@ -1,0 +1,78 @@
+"""The seam to the tier below the device: what the parts that plan device blocks tell and ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import attrs
+
+from tokenspeed.plane.messages import Int32Array
+from tokenspeed.plane.plan import CacheOp
+from tokenspeed.plane.results import CacheAcks
+
+
+class Tier(Protocol):
+    """Host-tier blocks, and the operations of the plan under construction. Null: `NoTier`."""
+
+    @property
+    def open(self) -> int:
+        """Operations without acknowledgment."""
+        ...
+
+    def find(self, group: int, name: bytes) -> int | None:
+        """The host block of a complete prefix whose bytes are there."""
+        ...
+
+    def evicting(self, group: int, block: int, name: bytes) -> None:
+        """A findable device block is being taken by this plan. Its bytes may still be stored, stream-ordered."""
+        ...
+
+    def published(self, group: int, blocks: Sequence[int], names: Sequence[bytes]) -> None:
+        """Device blocks became findable."""
+        ...
+
+    def load(self, group: int, host_blocks: Int32Array, device_blocks: Int32Array) -> None:
+        """This plan loads these; the host blocks stay until the acknowledgment."""
+        ...
+
+    def take_ops(self) -> tuple[CacheOp, ...]:
+        """The operations of the plan under construction; asked once, at its end, in frozen rounds too."""
+        ...
+
+    def acked(self, acks: CacheAcks) -> None:
+        """Operations have completed; unknown and repeated ones are ignored (SP-16)."""
+        ...
+
+    def clear(self) -> None:
+        """Forget everything findable."""
+        ...
+
+
+@attrs.frozen(eq=False)
+class NoTier:
+    """The device is the only tier."""
+
+    open: int = 0
+
+    def find(self, group: int, name: bytes) -> int | None:
+        del group, name
+        return None
+
+    def evicting(self, group: int, block: int, name: bytes) -> None:
+        return None
+
+    def published(self, group: int, blocks: Sequence[int], names: Sequence[bytes]) -> None:
+        return None
+
+    def load(self, group: int, host_blocks: Int32Array, device_blocks: Int32Array) -> None:
+        raise AssertionError("a load without a host tier")
+
+    def take_ops(self) -> tuple[CacheOp, ...]:
+        return ()
+
+    def acked(self, acks: CacheAcks) -> None:
+        return None
+
+    def clear(self) -> None:
+        return None
