@@ -71,8 +71,23 @@ class RopeScaling:
 
 
 @attrs.frozen(kw_only=True)
+class LinearAttention:
+    """Layers that keep a state of one size in place of keys and values of every token.
+
+    Attributes:
+        layers: their numbers, in order.
+        heads: each with a state ``[key_dim, value_dim]`` in every such layer.
+    """
+
+    layers: tuple[int, ...]
+    heads: int
+    key_dim: int
+    value_dim: int
+
+
+@attrs.frozen(kw_only=True)
 class ModelConfig:
-    """Shape and constants of a dense decoder-only transformer of the Llama or Gemma 3 family.
+    """Shape and constants of a dense decoder-only transformer of the Llama or Gemma 3 family, or of a hybrid.
 
     Attributes:
         model_type: a key of `ARCHITECTURES`.
@@ -90,6 +105,7 @@ class ModelConfig:
         sliding_window: tokens a query of `window_layers` sees: itself and those right before it.
         window_layers: numbers of the layers that see so little, in order; the others see everything.
         window_rope_theta: rotary base of these layers, without `rope_scaling`; None: as the others.
+        linear: the layers with linear attention in place of the other kind; None: there are none.
         torch_dtype: how weights are stored: ``float32``, ``bfloat16``, …, or for GGUF the name of
             its main ggml type.
     """
@@ -117,12 +133,14 @@ class ModelConfig:
     sliding_window: int | None = None
     window_layers: tuple[int, ...] = ()
     window_rope_theta: float | None = None
+    linear: LinearAttention | None = None
     torch_dtype: str
 
     @property
     def full_layers(self) -> tuple[int, ...]:
-        """Numbers of the layers that see everything, in order."""
-        return tuple(layer for layer in range(self.num_layers) if layer not in self.window_layers)
+        """Numbers of the attention layers that see everything, in order."""
+        others = self.window_layers + (() if self.linear is None else self.linear.layers)
+        return tuple(layer for layer in range(self.num_layers) if layer not in others)
 
     @property
     def score_scale(self) -> float:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import attrs
 
 from tokenspeed.checkpoint.checkpoint import Checkpoint
-from tokenspeed.checkpoint.config import ARCHITECTURES, Activation, ModelConfig, RopeKind, RopeScaling
+from tokenspeed.checkpoint.config import ARCHITECTURES, Activation, LinearAttention, ModelConfig, RopeKind, RopeScaling
 from tokenspeed.checkpoint.resolved import CheckpointKind
 from tokenspeed.checkpoint.tokenizer_data import TokenizerBytes
 from tokenspeed.errors import ModelError
@@ -100,6 +100,14 @@ RANDOM_MODELS: Mapping[str, ModelConfig] = MappingProxyType(
             sliding_window=24,
             window_layers=(0, 1, 3),
             window_rope_theta=10000.0,
+        ),
+        # A state in every other layer.
+        "tiny-hybrid": attrs.evolve(
+            _TINY,
+            model_type="gated_delta_hybrid",
+            architectures=("GatedDeltaHybridForCausalLM",),
+            num_layers=4,
+            linear=LinearAttention(layers=(0, 2), heads=4, key_dim=16, value_dim=32),
         ),
         # The shape of a 135M model, for measurements where no weights are at hand.
         "llama-135m": attrs.evolve(
