@@ -109,6 +109,7 @@ class HostCacheExecutor:
     cost: CopyCost
     checks: OpChecks
     open: OpenCopies = attrs.field(factory=OpenCopies)
+    shutdown_s: float = SHUTDOWN_S
 
     def store(self, ops: tuple[WriteBackOp | SnapshotOp, ...]) -> None:
         if not ops:
@@ -153,8 +154,8 @@ class HostCacheExecutor:
             raise InvariantBroken("the host tier was cleared under a copy", open=len(self.open))
 
     def shutdown(self) -> None:
-        """Raises: DeviceLost: a copy does not end."""
-        self.open.close(SHUTDOWN_S)
+        """Raises: DeviceLost: a copy does not end within `shutdown_s`."""
+        self.open.close(self.shutdown_s)
 
     # ---- on ts-forward ------------------------------------------------------------------------
 
