@@ -7,7 +7,6 @@ import logging
 import attrs
 
 from tokenspeed.plane.messages import LoadReport
-from tokenspeed.plane.plan import ExecutionPlan
 
 log = logging.getLogger("tokenspeed.batch")
 
@@ -28,18 +27,15 @@ class BatchLog:
     interval_s: float = 10.0
     totals: BatchTotals = attrs.field(factory=BatchTotals)
 
-    def record(self, plan: ExecutionPlan, load: LoadReport, *, now_s: float) -> None:
-        """Note one round's plan, on the snapshot taken before dispatch (KM-4)."""
+    def record(self, load: LoadReport, *, decode_tokens: int, prompt_tokens: int, preempted: int, now_s: float) -> None:
+        """Note one round's forward, on the snapshot taken before dispatch (KM-4)."""
         totals = self.totals
-        if plan.batch is None:
-            return
         if not totals.rounds:
             totals.since_s = now_s
-        decodes = int((plan.batch.counts == 1).sum())
         totals.rounds += 1
-        totals.decode_tokens += decodes
-        totals.prompt_tokens += plan.batch.num_tokens - decodes
-        totals.preempted += len(plan.preempted)
+        totals.decode_tokens += decode_tokens
+        totals.prompt_tokens += prompt_tokens
+        totals.preempted += preempted
         span = now_s - totals.since_s
         if span < self.interval_s:
             return

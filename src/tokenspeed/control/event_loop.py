@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 import attrs
+import numpy as np
 
 from tokenspeed.control.batch_log import BatchLog
 from tokenspeed.control.cache_ops import CacheOps
@@ -255,7 +256,7 @@ class EventLoop:
             events.append(landed)
             self.request_stats.committed(flight.batch, now_s=self.clock.now_s())
             self.meter.committed(
-                decode_tokens=int((flight.batch.counts == 1).sum()),
+                decode_tokens=_decodes(flight.batch),
                 jit_compiles=result.jit_compiles,
                 jit_seconds=result.jit_seconds,
                 async_steps=result.async_steps,
@@ -286,14 +287,20 @@ class EventLoop:
 
     def _record(self, plan: ExecutionPlan, now_s: float) -> None:
         """One record a round, on the state before dispatch (KM-4)."""
-        if plan.batch is None:
+        batch = plan.batch
+        if batch is None:
             return
         sizes = self.scheduler.sizes()
         report = self.load.snapshot(self.scheduler, sizes, now_s=now_s)
-        decodes = int((plan.batch.counts == 1).sum())
-        tokens = plan.batch.num_tokens
+        tokens, decodes = batch.num_tokens, _decodes(batch)
         self.meter.round(sizes=sizes, load=report, tokens=tokens, prompt_tokens=tokens - decodes)
-        self.batch_log.record(plan, report, now_s=now_s)
+        self.batch_log.record(
+            report,
+            decode_tokens=decodes,
+            prompt_tokens=tokens - decodes,
+            preempted=len(plan.preempted),
+            now_s=now_s,
+        )
 
     # ---- questions ----------------------------------------------------------------------------
 
@@ -321,6 +328,12 @@ class EventLoop:
                     self.frontend.send(message)
             if timer is not None and now_s >= timer:
                 return
+
+
+def _decodes(batch: ForwardBatch) -> int:
+    """Rows that compute one token: all of them, where there are no more tokens than rows."""
+    rows = len(batch.rows)
+    return rows if batch.num_tokens == rows else int(np.count_nonzero(batch.counts == 1))
 
 
 def _moved(plan: ExecutionPlan) -> bool:

@@ -28,6 +28,9 @@ class Intake:
     refusals: tuple[Refusal, ...]
 
 
+NOTHING_CAME = Intake(rows=(), refusals=())
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Ingress:
     """Writer of the table's identity columns.
@@ -58,7 +61,7 @@ class Ingress:
             waiting: requests waiting in the scheduler; asked once, and only if there are requests.
         """
         if not requests:
-            return Intake(rows=(), refusals=())
+            return NOTHING_CAME
         room = self.max_waiting - waiting()
         rows: list[int] = []
         refusals: list[Refusal] = []

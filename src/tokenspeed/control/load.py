@@ -18,10 +18,15 @@ HEARTBEAT_S = 1.0
 
 @attrs.define(eq=False)
 class LoadState:
-    """Writer: Load. ``active_at_s`` is None when the next reading must be fresh."""
+    """Writer: Load. ``active_at_s`` is None when the next reading must be fresh.
+
+    ``read`` is what the latest report says: a snapshot that finds the same hands out that report.
+    """
 
     active: int = 0
     active_at_s: float | None = None
+    read: tuple[Sizes, int, int, int] | None = None
+    report: LoadReport = attrs.field(factory=LoadReport)
     sent: LoadReport | None = None
     sent_at_s: float = 0.0
 
@@ -33,16 +38,20 @@ class Load:
 
     def snapshot(self, scheduler: Scheduler, sizes: Sizes, *, now_s: float) -> LoadReport:
         """The engine's load right now; reads the scheduler, changes nothing in it."""
-        total = scheduler.num_usable_pages
-        resident = total - scheduler.empty_lcm_blocks()
-        return LoadReport(
-            running=sizes.running,
-            waiting=sizes.waiting + sizes.suspended,
-            resident_blocks=resident,
-            # A count up to 100 ms old may exceed what is resident by now; the difference is never negative.
-            active_blocks=min(resident, self._active(scheduler, sizes, now_s)),
-            total_blocks=total,
-        )
+        state, total = self.state, scheduler.num_usable_pages
+        read = (sizes, scheduler.empty_lcm_blocks(), self._active(scheduler, sizes, now_s), total)
+        if read != state.read:
+            resident = total - read[1]
+            state.read = read
+            state.report = LoadReport(
+                running=sizes.running,
+                waiting=sizes.waiting + sizes.suspended,
+                resident_blocks=resident,
+                # A count up to 100 ms old may exceed what is resident by now; the difference is never negative.
+                active_blocks=min(resident, read[2]),
+                total_blocks=total,
+            )
+        return state.report
 
     def due(self, report: LoadReport, *, with_output: bool, now_s: float) -> LoadReport | None:
         """The report to send with this round's message: always with outputs, else when it changed (FW-26..29)."""

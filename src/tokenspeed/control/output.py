@@ -1,7 +1,8 @@
 """Turn a forward's result into request state, scheduler events and frontend outputs (the commit).
 
-Works on whole batches: appending tokens, testing for ends and building columns cost a few array
-operations, not a Python object a request. Never calls the scheduler or a socket.
+Works on whole batches. What stays the same while the same requests decode together is gathered once
+(`Cohort`), so that a steady round costs a few array operations and no Python object a request but
+the tokens and lengths it sends. Never calls the scheduler or a socket.
 """
 
 from __future__ import annotations
@@ -12,23 +13,82 @@ import attrs
 import numpy as np
 
 from tokenspeed.errors import InvariantBroken
+from tokenspeed.plane.logprobs import NO_LOGPROBS, logprob_plan
 from tokenspeed.plane.messages import (
     BoolArray,
     Finish,
     Int32Array,
     LoadReport,
+    OneToken,
     OutputBatch,
     Refusal,
     TopLogprobs,
 )
 from tokenspeed.plane.plan import ForwardBatch, LogprobPlan
 from tokenspeed.plane.results import ForwardLanded, ForwardResult
-from tokenspeed.plane.table import RequestTable
+from tokenspeed.plane.table import Int64Array, RequestTable
 
-NO_PLAN = LogprobPlan()
 LENGTH = np.int32(Finish.LENGTH)
-NAN_STATUS = 500
+ONE, ONE_SHORT = np.array(1, dtype=np.int64), np.array(1, dtype=np.int32)  # numpy adds these faster than a Python int
 NAN_TEXT = "the model's output for this request was not a number; the request was ended, others are unaffected"
+
+
+@attrs.define(eq=False)
+class Cohort:
+    """Writer: Output. The live sampled rows of a batch, and what stays the same while the batch comes again.
+
+    Holds while batches carry the same `source` object and no row has taken or left a slot (`moves`);
+    Output drops it when one of its rows ends. Messages of all its rounds share the constant columns.
+
+    Attributes:
+        source: the batch's `rows` array; None: some of them do not sample, so it serves one commit.
+        given: tokens in the result of such a batch.
+        keep: int64, places of the live rows among the sampled ones; None: all are live.
+        rows: int64 ``[n]``, as indices.
+        extra_at, extra_ids: int ``[m]``: row at this place also stops at this id, which is no EOS id.
+        at: int64 ``[n]``, where each row's next token goes in the flattened ``tokens.seated``.
+        counts: int32 ``[2, n]``: tokens known, tokens of output.
+        left: commits until a row has spent its budget or filled its line.
+        tokens, lengths, finished: columns of the latest commit.
+    """
+
+    source: Int32Array | None
+    moves: int
+    given: int
+    keep: Int64Array | None
+    rows: Int64Array
+    extra_at: Int64Array
+    extra_ids: Int32Array
+    at: Int64Array
+    counts: Int32Array
+    left: int
+    rids: list[str]
+    prompt_tokens: list[int]
+    cached_tokens: list[int]
+    zeros: list[int]
+    nothing: list[list[Any]]  # one shared empty list: entries are replaced, never appended to
+    blanks: list[str]
+    tokens: list[int] = attrs.field(factory=list[int])
+    lengths: list[int] = attrs.field(factory=list[int])
+    finished: list[int] = attrs.field(factory=list[int])
+
+    def message(self, load: LoadReport | None, engine_index: int) -> OutputBatch:
+        return OutputBatch(
+            rids=self.rids,
+            output_ids=OneToken(self.tokens),
+            finished=self.finished,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.lengths,
+            cached_tokens=self.cached_tokens,
+            logprobs=self.nothing,
+            top_logprobs=self.nothing,
+            prompt_logprobs=self.nothing,
+            prompt_top_logprobs=self.nothing,
+            status=self.zeros,
+            messages=self.blanks,
+            load=load,
+            engine_index=engine_index,
+        )
 
 
 @attrs.define(eq=False)
@@ -63,6 +123,20 @@ class Columns:
         self.messages.append("")
         return len(self.rids) - 1
 
+    def extend(self, cohort: Cohort) -> None:
+        """All entries of a commit; none of its rows has one yet."""
+        self.index.update((row, at) for at, row in enumerate(cohort.rows.tolist(), len(self.rids)))
+        self.rids += cohort.rids
+        self.output_ids += [[token] for token in cohort.tokens]
+        self.finished += cohort.finished
+        self.prompt_tokens += cohort.prompt_tokens
+        self.completion_tokens += cohort.lengths
+        self.cached_tokens += cohort.cached_tokens
+        for column in (self.logprobs, self.top_logprobs, self.prompt_logprobs, self.prompt_top_logprobs):
+            column.extend(cohort.nothing)
+        self.status += cohort.zeros
+        self.messages += cohort.blanks
+
     def message(self, load: LoadReport | None, engine_index: int) -> OutputBatch:
         return OutputBatch(
             rids=self.rids,
@@ -86,11 +160,17 @@ class Columns:
 class OutputState:
     """Writer: Output.
 
-    ``prompt_values`` and ``prompt_tops`` collect log-probabilities of prompts over their chunks, for
-    the requests that asked; an entry goes with the request's first token or its end.
+    Attributes:
+        pending: what there is to send: the latest commit alone, or columns of several events.
+        cohort: of the latest commit.
+        plain: `rows` of the latest batch in which nobody wants log-probabilities.
+        prompt_values, prompt_tops: log-probabilities of prompts over their chunks, for the requests
+            that asked; an entry goes with the request's first token or its end.
     """
 
-    pending: Columns | None = None
+    pending: Columns | Cohort | None = None
+    cohort: Cohort | None = None
+    plain: Int32Array | None = None
     prompt_values: dict[int, list[float | None]] = attrs.field(factory=dict[int, list[float | None]])
     prompt_tops: dict[int, list[TopLogprobs | None]] = attrs.field(factory=dict[int, list[TopLogprobs | None]])
 
@@ -110,67 +190,46 @@ class Output:
 
     def logprob_plan(self, batch: ForwardBatch) -> LogprobPlan:
         """Which rows of `batch` must return log-probabilities (OL-4)."""
-        identity, rows = self.table.identity, batch.rows
-        sampled: tuple[tuple[int, int], ...] = ()
-        prompt: tuple[tuple[int, int, int], ...] = ()
-        targets: tuple[tuple[int, ...], ...] = ()
-        wanted = identity.logprobs[rows]
-        if wanted.max(initial=-1) >= 0:
-            chosen = np.flatnonzero((wanted >= 0) & batch.samples)
-            sampled = tuple(zip(chosen.tolist(), wanted[chosen].tolist(), strict=True))
-        start = identity.prompt_from[rows]
-        if start.max(initial=-1) >= 0:
-            # Logits at position p predict token p + 1; a chunk of `counts` predicts that many positions.
-            first = np.maximum(start, batch.starts + 1)
-            last = np.minimum(batch.starts + batch.counts + 1, identity.prompt_len[rows])
-            # A request that has output was told of its prompt; a recomputation after a retraction is not news.
-            untold = self.table.tokens.known[rows] == identity.prompt_len[rows]
-            chosen = np.flatnonzero((start >= 0) & (first < last) & untold)
-            tops = np.maximum(wanted, 0)
-            prompt = tuple(zip(chosen.tolist(), first[chosen].tolist(), tops[chosen].tolist(), strict=True))
-            spans = zip(rows[chosen].tolist(), first[chosen].tolist(), last[chosen].tolist(), strict=True)
-            targets = tuple(tuple(self.table.tokens_of(row)[low:high].tolist()) for row, low, high in spans)
-        if not sampled and not prompt:
-            return NO_PLAN
-        return LogprobPlan(sampled=sampled, prompt=prompt, prompt_targets=targets)
+        if batch.rows is not self.state.plain:
+            plan = logprob_plan(self.table, batch)
+            if plan is not NO_LOGPROBS:
+                return plan
+            self.state.plain = batch.rows
+        return NO_LOGPROBS
 
     def commit(self, batch: ForwardBatch, result: ForwardResult) -> ForwardLanded:
         """Append the tokens of one landed forward, find the ends, collect outputs.
 
         A row whose request has ended in the meantime is passed over: its result is surplus (OL-7, OL-17).
         """
-        table = self.table
         if result.prompt_logprobs:
             self._collect_prompt(batch, result)
-        rows, indices = batch.rows, None
-        if not batch.samples.all():
-            indices = batch.samples.nonzero()[0]
-            rows = rows[indices]
-        tokens = np.array(result.tokens, dtype=np.int32)
-        if len(rows) != len(tokens):
-            raise InvariantBroken("one token for each sampled row", rows=len(rows), tokens=len(tokens))
-        live = table.output.owned[rows]
-        broken: tuple[int, ...] = ()
-        if result.nan_rows:
-            broken = self._end_broken(batch, result.nan_rows)
-            live = table.output.owned[rows]
-        if not live.all():
-            keep = live.nonzero()[0]
-            rows, tokens = rows[keep], tokens[keep]
-            indices = keep if indices is None else indices[keep]
-        if not len(rows):
-            return ForwardLanded(batch=batch, finished=broken)
-        produced = self._append(rows, tokens)
-        finish = self._ends(rows, tokens, produced)
-        self._emit(rows, tokens, produced, finish)
+        gone: tuple[int, ...] = ()
+        if result.nan_rows:  # logits that are not numbers end their requests, each alone (OL-6)
+            failed = tuple(batch.rows[result.nan_rows].tolist())
+            gone = self.end(failed, Finish.ABORT, status=500, message=NAN_TEXT)
+        cohort, tokens = self.state.cohort, result.tokens
+        if cohort is None or cohort.source is not batch.rows or cohort.moves != self.table.moves:
+            cohort = self.state.cohort = self._assemble(batch)
+        if len(tokens) != cohort.given:
+            raise InvariantBroken("one token for each sampled row", rows=cohort.given, tokens=len(tokens))
+        if not cohort.rids:
+            return ForwardLanded(batch=batch, finished=gone)
+        new = np.fromiter(tokens, np.int32, len(tokens))
+        if cohort.keep is not None:
+            new = new[cohort.keep]
+            tokens = new.tolist()
+        self._append(cohort, new)
+        finish = self._ends(cohort, new)
+        self._tell(cohort, tokens, cohort.zeros if finish is None else finish.tolist())
         if result.token_logprobs or self.state.prompt_values:
-            places = range(len(rows)) if indices is None else indices.tolist()
-            self._add_logprobs(rows.tolist(), list(places), result)
-        if not finish.any():
-            return ForwardLanded(batch=batch, finished=broken)
-        ended = rows[finish != 0]
-        table.output.owned[ended] = False
-        return ForwardLanded(batch=batch, finished=broken + tuple(ended.tolist()))
+            self._add_logprobs(batch, cohort, result)
+        if finish is not None:
+            ended = cohort.rows[finish != 0]
+            self.table.output.owned[ended] = False
+            self.table.output.finish[ended] = finish[finish != 0]
+            gone += tuple(ended.tolist())
+        return ForwardLanded(batch=batch, finished=gone)
 
     def end(self, rows: tuple[int, ...], finish: Finish, *, status: int = 0, message: str = "") -> tuple[int, ...]:
         """End live requests outside a forward's result; returns those that were still live."""
@@ -180,11 +239,10 @@ class Output:
                 continue
             columns = self._pending()
             at = self._entry(columns, row)
-            columns.finished[at] = int(finish)
-            columns.status[at] = status
-            columns.messages[at] = message
+            columns.finished[at], columns.status[at], columns.messages[at] = int(finish), status, message
             self.table.output.owned[row] = False
             self.table.output.finish[row] = int(finish)
+            self.state.cohort = None
             self.state.prompt_values.pop(row, None)
             self.state.prompt_tops.pop(row, None)
             ended.append(row)
@@ -196,8 +254,7 @@ class Output:
             columns = self._pending()
             at = columns.blank(refusal.rid, prompt=0, completion=0, cached=0)
             columns.finished[at] = int(Finish.ABORT)
-            columns.status[at] = refusal.status
-            columns.messages[at] = refusal.message
+            columns.status[at], columns.messages[at] = refusal.status, refusal.message
 
     def reject(self, rows: tuple[int, ...], message: str) -> None:
         """End requests whose submission failed with a client error; they leave at once (OL-16)."""
@@ -205,97 +262,102 @@ class Output:
 
     def take(self, load: LoadReport | None) -> OutputBatch | None:
         """The round's one message (OL-12), or None if there is nothing to say."""
-        pending = self.state.pending
-        if pending is None:
-            return None if load is None else Columns().message(load, self.engine_index)
-        self.state.pending = None
-        return pending.message(load, self.engine_index)
+        pending, self.state.pending = self.state.pending, None
+        if pending is None and load is None:
+            return None
+        return (pending or Columns()).message(load, self.engine_index)
 
     @property
     def has_output(self) -> bool:
         return self.state.pending is not None
 
-    def _end_broken(self, batch: ForwardBatch, nan_rows: list[int]) -> tuple[int, ...]:
-        """End the requests whose logits were not numbers, each alone (OL-6); returns their rows."""
-        rows = tuple(batch.rows[nan_rows].tolist())
-        return self.end(rows, Finish.ABORT, status=NAN_STATUS, message=NAN_TEXT)
-
-    def _append(self, rows: Int32Array, tokens: Int32Array) -> Int32Array:
-        """Write the new tokens behind the known ones; returns output lengths int32 ``[n]``."""
-        columns = self.table.tokens
-        slots = self.table.schedule.slot[rows]
-        if slots.min() < 0:
+    def _assemble(self, batch: ForwardBatch) -> Cohort:
+        """The cohort of a batch's live sampled rows; a row that has ended is not in it."""
+        table, identity, every = self.table, self.table.identity, bool(batch.samples.all())
+        rows = (batch.rows if every else batch.rows[batch.samples]).astype(np.int64)
+        given, keep, live = len(rows), None, table.output.owned[rows]
+        if not live.all():
+            keep = live.nonzero()[0]
+            rows = rows[keep]
+        slots, known = table.schedule.slot[rows].astype(np.int64), table.tokens.known[rows]
+        if slots.min(initial=0) < 0:
             raise InvariantBroken("a result for a request without a slot", rows=rows[slots < 0].tolist())
-        known = columns.known[rows]
-        columns.seated[slots, known] = tokens
-        known += 1
-        columns.known[rows] = known
-        produced: Int32Array = known - self.table.identity.prompt_len[rows]
-        return produced
-
-    def _ends(self, rows: Int32Array, tokens: Int32Array, produced: Int32Array) -> Int32Array:
-        """`Finish` values int32 ``[n]``; a stop id wins over the length limit."""
-        identity = self.table.identity
-        finish: Int32Array = (produced >= identity.max_new[rows]) * LENGTH
-        stops = self.is_eos[tokens]
-        stops &= identity.eos_ends[rows]
-        extra = identity.has_extra_stops[rows]
-        if extra.any():
-            for i in extra.nonzero()[0].tolist():
-                stops[i] |= int(tokens[i]) in identity.extra_stops[int(rows[i])]
-        if stops.any():
-            stops &= produced >= identity.min_new[rows]
-            finish[stops] = Finish.STOP
-        self.table.output.finish[rows] = finish
-        return finish
-
-    def _emit(self, rows: Int32Array, tokens: Int32Array, produced: Int32Array, finish: Int32Array) -> None:
-        """Put one entry a row into the pending columns."""
-        if self.state.pending is not None:
-            self._emit_again(self.state.pending, rows, tokens, produced, finish)
-            return
-        rid, n, listed = self.table.identity.rid, len(rows), rows.tolist()
-        nothing: list[Any] = [[]] * n  # one shared empty list: entries are replaced, never appended to
-        self.state.pending = Columns(
-            rids=[rid[row] for row in listed],
-            output_ids=tokens.reshape(-1, 1).tolist(),
-            finished=finish.tolist(),
-            prompt_tokens=self.table.identity.prompt_len[rows].tolist(),
-            completion_tokens=produced.tolist(),
-            cached_tokens=self.table.schedule.cached[rows].tolist(),
-            logprobs=nothing,
-            top_logprobs=nothing.copy(),
-            prompt_logprobs=nothing.copy(),
-            prompt_top_logprobs=nothing.copy(),
-            status=[0] * n,
-            messages=[""] * n,
-            index=dict(zip(listed, range(n), strict=True)),
+        produced, width, n, listed = known - identity.prompt_len[rows], table.max_len, len(rows), rows.tolist()
+        if known.max(initial=0) >= width:
+            raise InvariantBroken("a token behind the end of its line", rows=rows[known >= width].tolist())
+        stoppers = identity.has_extra_stops[rows].nonzero()[0].tolist()
+        stops = [(i, token) for i in stoppers for token in identity.extra_stops[listed[i]]]
+        return Cohort(
+            source=batch.rows if every else None,
+            moves=table.moves,
+            given=given,
+            keep=keep,
+            rows=rows,
+            extra_at=np.array([i for i, _ in stops], dtype=np.int64),
+            extra_ids=np.array([token for _, token in stops], dtype=np.int32),
+            at=slots * width + known,
+            counts=np.stack((known, produced)),
+            left=int(np.minimum(identity.max_new[rows] - produced, width - known).min(initial=width)),
+            rids=[identity.rid[row] for row in listed],
+            prompt_tokens=identity.prompt_len[rows].tolist(),
+            cached_tokens=table.schedule.cached[rows].tolist(),
+            zeros=[0] * n,
+            nothing=[[]] * n,
+            blanks=[""] * n,
         )
 
-    def _emit_again(
-        self, columns: Columns, rows: Int32Array, tokens: Int32Array, produced: Int32Array, finish: Int32Array
-    ) -> None:
-        """A second commit of the round, or outputs behind refusals: merge into the entries there are."""
-        for row, token, length, end in zip(
-            rows.tolist(), tokens.tolist(), produced.tolist(), finish.tolist(), strict=True
-        ):
-            at = self._entry(columns, row)
-            columns.output_ids[at] = [*columns.output_ids[at], token]
-            columns.completion_tokens[at] = length
-            columns.finished[at] = end
+    def _append(self, cohort: Cohort, tokens: Int32Array) -> None:
+        """Write the new tokens, int32 ``[n]``, behind the known ones."""
+        self.table.tokens.seated.reshape(-1)[cohort.at] = tokens
+        np.add(cohort.at, ONE, cohort.at)
+        np.add(cohort.counts, ONE_SHORT, cohort.counts)
+        self.table.tokens.known[cohort.rows] = cohort.counts[0]
+        cohort.left -= 1
 
-    def _add_logprobs(self, rows: list[int], indices: list[int], result: ForwardResult) -> None:
-        """Log-probabilities of the rows that asked; `indices` are the rows' places in the batch."""
-        columns = self._pending()
-        for index, row in zip(indices, rows, strict=True):
+    def _ends(self, cohort: Cohort, tokens: Int32Array) -> Int32Array | None:
+        """`Finish` values int32 ``[n]``, or None while all go on; a stop id wins over the length limit."""
+        stops, extra = self.is_eos.take(tokens), cohort.extra_at
+        extra = extra[tokens[extra] == cohort.extra_ids] if len(extra) else extra
+        if cohort.left > 0 and not np.count_nonzero(stops) and not len(extra):
+            return None
+        identity, rows, produced = self.table.identity, cohort.rows, cohort.counts[1]
+        stops &= identity.eos_ends[rows]
+        stops[extra] = True
+        stops &= produced >= identity.min_new[rows]
+        finish: Int32Array = (produced >= identity.max_new[rows]) * LENGTH
+        finish[stops] = Finish.STOP
+        if cohort.left > 0 and not finish.any():
+            return None  # ids that end some requests, but none of these or not yet
+        self.state.cohort = None
+        return finish
+
+    def _tell(self, cohort: Cohort, tokens: list[int], finished: list[int]) -> None:
+        """Note one entry a row for the round's message."""
+        waiting = None if self.state.pending is None else self._pending()  # before the cohort's columns change
+        cohort.tokens, cohort.lengths, cohort.finished = tokens, cohort.counts[1].tolist(), finished
+        if waiting is None:
+            self.state.pending = cohort
+        elif waiting.index.keys().isdisjoint(rows := cohort.rows.tolist()):
+            waiting.extend(cohort)
+        else:  # a second commit of the round
+            for i, row in enumerate(rows):
+                at = self._entry(waiting, row)
+                waiting.output_ids[at] = [*waiting.output_ids[at], tokens[i]]
+                waiting.completion_tokens[at], waiting.finished[at] = cohort.lengths[i], cohort.finished[i]
+
+    def _add_logprobs(self, batch: ForwardBatch, cohort: Cohort, result: ForwardResult) -> None:
+        """Log-probabilities of the rows that asked, for those that got a token by this commit."""
+        columns, live = self._pending(), set(cohort.rows.tolist())
+        for place, value in result.token_logprobs.items():
+            if (row := int(batch.rows[place])) in live:
+                at = columns.index[row]
+                columns.logprobs[at] = [*columns.logprobs[at], value]
+                if place in result.token_top_logprobs:
+                    columns.top_logprobs[at] = [*columns.top_logprobs[at], result.token_top_logprobs[place]]
+        for row in live.intersection(self.state.prompt_values):
             at = columns.index[row]
-            if index in result.token_logprobs:
-                columns.logprobs[at] = [*columns.logprobs[at], result.token_logprobs[index]]
-                if index in result.token_top_logprobs:
-                    columns.top_logprobs[at] = [*columns.top_logprobs[at], result.token_top_logprobs[index]]
-            if row in self.state.prompt_values:
-                columns.prompt_logprobs[at] = self.state.prompt_values.pop(row)
-                columns.prompt_top_logprobs[at] = self.state.prompt_tops.pop(row)
+            columns.prompt_logprobs[at] = self.state.prompt_values.pop(row)
+            columns.prompt_top_logprobs[at] = self.state.prompt_tops.pop(row)
 
     def _collect_prompt(self, batch: ForwardBatch, result: ForwardResult) -> None:
         identity = self.table.identity
@@ -306,21 +368,22 @@ class Output:
             start = int(identity.prompt_from[row])
             values = self.state.prompt_values.setdefault(row, [None] if start == 0 else [])
             tops = self.state.prompt_tops.setdefault(row, [None] if start == 0 else [])
-            if start + len(values) != part.first:
-                # A recomputed chunk (after a retraction) repeats positions that are already there.
-                skip = start + len(values) - part.first
-                if skip < 0:
-                    raise InvariantBroken("prompt log-probabilities with a gap", row=row, at=part.first)
-                values.extend(part.values[skip:])
-                tops.extend(part.top[skip:])
-            else:
-                values.extend(part.values)
-                tops.extend(part.top)
+            # A recomputed chunk (after a retraction) repeats positions that are already there.
+            skip = start + len(values) - part.first
+            if skip < 0:
+                raise InvariantBroken("prompt log-probabilities with a gap", row=row, at=part.first)
+            values.extend(part.values[skip:])
+            tops.extend(part.top[skip:])
 
     def _pending(self) -> Columns:
-        if self.state.pending is None:
-            self.state.pending = Columns()
-        return self.state.pending
+        """What there is to send, as columns that can be changed."""
+        pending = self.state.pending
+        if isinstance(pending, Columns):
+            return pending
+        columns = self.state.pending = Columns()
+        if pending is not None:
+            columns.extend(pending)
+        return columns
 
     def _entry(self, columns: Columns, row: int) -> int:
         at = columns.index.get(row)

@@ -10,12 +10,19 @@ import logging
 import attrs
 import numpy as np
 
-from tokenspeed.plane.messages import FINISH_WORDS
+from tokenspeed.plane.messages import FINISH_WORDS, Int32Array
 from tokenspeed.plane.plan import ForwardBatch
 from tokenspeed.plane.ports import Meter
 from tokenspeed.plane.table import RequestTable
 
 log = logging.getLogger("tokenspeed.request")
+
+
+@attrs.define(eq=False)
+class Stamped:
+    """Writer: RequestStats. ``rows`` of the latest batch whose requests all have their first token."""
+
+    rows: Int32Array | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -25,6 +32,7 @@ class RequestStats:
     table: RequestTable
     meter: Meter
     lines: bool = False
+    stamped: Stamped = attrs.field(factory=Stamped)
 
     def submitted(self, rows: tuple[int, ...], *, now_s: float) -> None:
         """Stamped in the funnel; the queue time starts here (KM-11)."""
@@ -44,12 +52,17 @@ class RequestStats:
             self.meter.preempted(len(rows))
 
     def committed(self, batch: ForwardBatch, *, now_s: float) -> None:
-        """Stamp first tokens after a commit."""
-        stats, rows = self.table.stats, batch.rows
-        first = rows[(stats.first_token_s[rows] == 0) & batch.samples]
+        """Stamp first tokens after a commit; batches of the same requests share their `rows` array."""
+        rows = batch.rows
+        if rows is self.stamped.rows:
+            return
+        stats = self.table.stats
+        first = rows[stats.first_token_s[rows] == 0]
         if len(first):
             has_output = self.table.tokens.known[first] > self.table.identity.prompt_len[first]
             stats.first_token_s[first[np.flatnonzero(has_output)]] = now_s
+        else:
+            self.stamped.rows = rows
 
     def ended(self, rows: tuple[int, ...], *, now_s: float) -> None:
         if not self.lines:

@@ -7,7 +7,8 @@ that read or make them. A request is known by its ``rid`` and by nothing else (F
 from __future__ import annotations
 
 import enum
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias, overload
 
 import attrs
 import numpy as np
@@ -187,9 +188,42 @@ class LoadReport:
     total_blocks: int = 0
 
 
+@attrs.frozen(eq=False)
+class OneToken(Sequence[list[int]]):
+    """A column of new tokens in which every request has exactly one; equal to the list of lists it stands for.
+
+    Attributes:
+        tokens: one for each request.
+    """
+
+    tokens: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return ([token] for token in self.tokens)
+
+    @overload
+    def __getitem__(self, at: int) -> list[int]: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[list[int]]: ...
+
+    def __getitem__(self, at: int | slice) -> list[int] | list[list[int]]:
+        return [self.tokens[at]] if isinstance(at, int) else [[token] for token in self.tokens[at]]
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class OutputBatch:
     """All that one round tells the frontend; columns of equal length, one entry a request.
+
+    Columns are read and never changed: rounds share those that stay the same.
 
     Attributes:
         output_ids: new tokens only.
@@ -202,18 +236,18 @@ class OutputBatch:
         load: the snapshot of the round's end; None: none taken.
     """
 
-    rids: list[str]
-    output_ids: list[list[int]]
-    finished: list[int]
-    prompt_tokens: list[int]
-    completion_tokens: list[int]
-    cached_tokens: list[int]
-    logprobs: list[list[float]]
-    top_logprobs: list[list[TopLogprobs]]
-    prompt_logprobs: list[list[float | None]]
-    prompt_top_logprobs: list[list[TopLogprobs | None]]
-    status: list[int]
-    messages: list[str]
+    rids: Sequence[str]
+    output_ids: Sequence[Sequence[int]]
+    finished: Sequence[int]
+    prompt_tokens: Sequence[int]
+    completion_tokens: Sequence[int]
+    cached_tokens: Sequence[int]
+    logprobs: Sequence[Sequence[float]]
+    top_logprobs: Sequence[Sequence[TopLogprobs]]
+    prompt_logprobs: Sequence[list[float | None]]
+    prompt_top_logprobs: Sequence[list[TopLogprobs | None]]
+    status: Sequence[int]
+    messages: Sequence[str]
     load: LoadReport | None = None
     engine_index: int = 0
 

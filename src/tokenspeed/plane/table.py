@@ -140,6 +140,8 @@ class RequestTable:
     by_rid: dict[str, int] = attrs.field(factory=dict[str, int])
     free_rows: list[int] = attrs.field(factory=list[int])
     next_order: int = 0
+    moves: int = 0
+    """Rises whenever a row takes or leaves a slot: what was gathered by slot before holds no longer."""
 
     def add(
         self,
@@ -211,6 +213,7 @@ class RequestTable:
         self.schedule.slot[row] = NO_SLOT
         self.output.owned[row] = False
         self.free_rows.append(row)
+        self.moves += 1
 
     def seat(self, row: int, slot: int) -> None:
         """Move the row's tokens into `slot`'s line and note the slot. The scheduler calls it."""
@@ -218,11 +221,13 @@ class RequestTable:
         self.tokens.seated[slot, : len(tokens)] = tokens
         self.tokens.loose[row] = EMPTY_INT32
         self.schedule.slot[row] = slot
+        self.moves += 1
 
     def unseat(self, row: int) -> None:
         """Move the row's tokens out of its slot's line; the slot is free for another row."""
         self.tokens.loose[row] = self.tokens_of(row).copy()
         self.schedule.slot[row] = NO_SLOT
+        self.moves += 1
 
     def tokens_of(self, row: int) -> Int32Array:
         """The committed tokens of `row`, int32 ``[known]``; a view that the next commit may extend."""

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar, cast
 
-from tokenspeed.plane.messages import FINISH_WORDS, ControlReply, Finish, LoadReport, OutputBatch, Refusal, TopLogprobs
+from tokenspeed.plane.messages import (
+    FINISH_WORDS,
+    ControlReply,
+    Finish,
+    LoadReport,
+    OneToken,
+    OutputBatch,
+    Refusal,
+    TopLogprobs,
+)
 from tokenspeed.wire.faults import WireError
 from tokenspeed.wire.layouts import OUTPUT, REPLY, Layouts
 from tokenspeed.wire.structs import OutputStruct, ReplyStruct, laid_out, named, typed, untagged
@@ -40,7 +49,7 @@ def encode_output(batch: OutputBatch, layouts: Layouts, *, engine_index: int) ->
     load = batch.load or NO_LOAD
     values: dict[str, object] = {
         "rids": batch.rids,
-        "output_ids": batch.output_ids,
+        "output_ids": _token_lists(batch.output_ids),
         "finished_reasons": [FINISH_WORDS[finish] for finish in batch.finished],
         "prompt_tokens": batch.prompt_tokens,
         "completion_tokens": batch.completion_tokens,
@@ -119,6 +128,10 @@ def _load(got: OutputStruct) -> LoadReport | None:
         active_blocks=got.kv_active_pages,
         total_blocks=got.kv_total_pages,
     )
+
+
+def _token_lists(column: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+    return list(zip(column.tokens, strict=True)) if isinstance(column, OneToken) else column
 
 
 def _nil_if_none(column: Sequence[T]) -> list[T | None]:
