@@ -34,6 +34,7 @@ def planned(work: Sequence[tuple[int, int]], kv: KvGeometry = SMALL) -> Attentio
             logit_tokens=torch.zeros(0, dtype=torch.int64),
         ),
         kv,
+        tables,
     )
 
 
@@ -101,3 +102,45 @@ def test_every_token_has_its_own_place() -> None:
     assert len(set(places)) == len(places)
     # Row 2's token at position 30: page 204, offset 6, head 3 of the page's runs.
     assert places[-1] == (204 * SMALL.run_stride + 3) * SMALL.page_tokens + 6
+
+
+WINDOW = KvGeometry(page_tokens=8, kv_heads=2, head_dim=16, run_stride=8, window=20)
+
+
+def first_pages(batch: AttentionBatch, group: int = 0) -> list[int]:
+    """The pages whose keys of head 0 are gathered for the group's first row."""
+    paged = batch.paged[group]
+    keys = paged.pages.view(2, paged.rows, WINDOW.kv_heads, -1)[0, 0, 0]
+    return [int(run) // WINDOW.run_stride for run in keys]
+
+
+def test_a_decode_with_a_window_gathers_the_blocks_it_sees_and_no_other() -> None:
+    batch = planned([(100, 1)], WINDOW)
+    assert first_pages(batch) == [1 + block for block in range(80 // 8, 13)]
+    seen = batch.paged[0].mask.isfinite().flatten()
+    assert seen.nonzero().flatten().tolist() == list(range(20))
+    batch = planned([(99, 1)], WINDOW)
+    assert first_pages(batch) == [1 + block for block in range(79 // 8, 13)]
+    assert batch.paged[0].mask.isfinite().flatten().nonzero().flatten().tolist() == list(range(7, 27))
+
+
+def test_a_chunk_with_a_window_gathers_from_what_its_first_query_sees() -> None:
+    batch = planned([(60, 12)], WINDOW)
+    assert first_pages(batch) == [1 + block for block in range(29 // 8, 8)]
+    mask = batch.paged[0].mask[0, 0].isfinite()
+    for query in range(12):
+        own = 48 + query - 24  # the first gathered block begins at position 24
+        assert mask[query].nonzero().flatten().tolist() == list(range(own - 19, own + 1))
+
+
+def test_a_first_chunk_longer_than_the_window_is_masked() -> None:
+    batch = planned([(21, 21), (20, 20)], WINDOW)
+    assert [(row.first, row.last) for row in batch.fresh] == [(21, 41)]
+    assert tokens(batch) == [list(range(21))]
+    assert not batch.paged[0].mask[0, 0, 20, 0].isfinite()
+    assert batch.paged[0].mask[0, 0, 19, 0].isfinite()
+
+
+def test_decodes_with_a_window_are_one_call_however_long_their_contexts_are() -> None:
+    assert tokens(planned([(900, 1), (25, 1), (300, 1)], WINDOW)) == [None]
+    assert len(planned([(900, 1), (25, 1), (300, 1)]).paged) == 3

@@ -105,6 +105,14 @@ def test_fresh_attention_is_causal(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("kernels", SETS, ids=IDS)
+def test_gelu_tanh_mul_gates_the_second_half_by_the_first(kernels: Kernels) -> None:
+    both = drawn(5, 2 * 24) * 3
+    gate, up = both.double().chunk(2, dim=-1)
+    inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+    near(kernels.gelu_tanh_mul(both), (gate * (1 + inner.tanh()) / 2 * up).float())
+
+
+@pytest.mark.parametrize("kernels", SETS, ids=IDS)
 @pytest.mark.parametrize("page_tokens", [4, 16])
 def test_paged_attention_reads_each_rows_own_pages(kernels: Kernels, page_tokens: int) -> None:
     kv_heads, dim, num_pages = 2, 8, 40
@@ -128,6 +136,7 @@ def test_paged_attention_reads_each_rows_own_pages(kernels: Kernels, page_tokens
             logit_tokens=torch.zeros(0, dtype=torch.int64),
         ),
         KvGeometry(page_tokens=page_tokens, kv_heads=kv_heads, head_dim=dim, run_stride=2 * kv_heads),
+        tables,
     )
     assert [(group.rows, group.decode) for group in batch.paged] == [(3, True), (1, False)]
     queries, runs = drawn(9, 4, dim, seed=5), pool.view(-1, page_tokens * dim)

@@ -7,11 +7,12 @@ import attrs
 from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.checkpoint.progress import Progress
-from tokenspeed.device.kv.layout import CacheGroup, attention_group
+from tokenspeed.device.attention.groups import attention_groups
+from tokenspeed.device.kv.layout import CacheGroup
 from tokenspeed.device.parts import BoundModel, LoadedWeights
 from tokenspeed.device.weights.bind import bind_model
 from tokenspeed.device.weights.load import Weights, load_weights
-from tokenspeed.device.weights.shapes import model_bytes
+from tokenspeed.device.weights.shapes import FLOAT32_BYTES, model_bytes
 from tokenspeed.errors import InvariantBroken
 
 
@@ -23,7 +24,7 @@ class ModelFromWeights:
         return model_bytes(config)
 
     def cache_groups(self, config: ModelConfig, page_tokens: int) -> tuple[CacheGroup, ...]:
-        return attention_group(config, page_tokens)
+        return attention_groups(config, page_tokens, number_bytes=FLOAT32_BYTES)
 
     def load(self, checkpoint: Checkpoint, progress: Progress) -> Weights:
         return load_weights(checkpoint, progress=progress)

@@ -1,7 +1,8 @@
 """What attention needs to know of one batch, worked out once for all layers.
 
 Decode rows of like context are put together into groups, each one padded call; a prefill chunk is a
-call of its own, over cached context and chunk with a causal mask. Everything here is made on the
+call of its own, over cached context and chunk with a causal mask. Where queries see a window only, no
+block that lies wholly behind it is read, whatever the table says there. Everything here is made on the
 host from the batch's metadata: places in the pool, masks, and scratch that the layers share.
 """
 
@@ -31,12 +32,17 @@ SPACE_BYTES = 4 << 20
 
 @attrs.frozen(kw_only=True)
 class KvGeometry:
-    """Shape of the pool, as far as addresses depend on it."""
+    """Shape of one cache group's part of the pool, as far as addresses depend on it.
+
+    Attributes:
+        window: tokens a query sees, itself included; 0: all before it.
+    """
 
     page_tokens: int
     kv_heads: int
     head_dim: int
     run_stride: int
+    window: int = 0
 
     @property
     def block_bytes(self) -> int:
@@ -63,7 +69,7 @@ class PagedRows:
 
 @attrs.frozen(kw_only=True)
 class FreshRow:
-    """A first chunk: tokens ``first:last`` of the batch attend to each other only."""
+    """A first chunk, not longer than the window: tokens ``first:last`` attend to each other and those before."""
 
     first: int
     last: int
@@ -86,29 +92,78 @@ class AttentionBatch:
     fresh: tuple[FreshRow, ...]
 
 
-def attention_batch(batch: RaggedRows, kv: KvGeometry) -> AttentionBatch:
-    """Plan the attention of `batch`; reads its metadata on the host, so the tensors are CPU tensors."""
+def attention_batch(batch: RaggedRows, kv: KvGeometry, tables: torch.Tensor) -> AttentionBatch:
+    """Plan the attention of `batch`; reads its metadata on the host, so the tensors are CPU tensors.
+
+    Args:
+        tables: int32 ``[n, blocks]``, the block tables of the cache group.
+    """
     offsets, contexts = batch.offsets.numpy(), batch.contexts.numpy()
-    positions, tables = batch.positions.numpy(), batch.block_tables.numpy()
+    positions, blocks = batch.positions.numpy(), tables.numpy()
     counts = np.diff(offsets)
     starts = contexts - counts
     last_page = contexts // kv.page_tokens
     opens = (contexts % kv.page_tokens != 0) & (last_page * kv.page_tokens >= starts)
-    decodes = _decode_groups(np.flatnonzero(counts == 1), contexts, kv)
-    chunks = np.flatnonzero((counts != 1) & (starts > 0))[:, None]
-    blocks = [-(-int(contexts[rows].max()) // kv.page_tokens) for rows in (*decodes, *chunks)]
-    space = _space([len(rows) * count for rows, count in zip((*decodes, *chunks), blocks, strict=True)], kv)
-    groups = [
-        _rows(rows, offsets, contexts, tables[rows, :count], kv, space, whole=len(rows) == len(positions))
-        for rows, count in zip((*decodes, *chunks), blocks, strict=True)
+    seen = _seen_blocks(starts, contexts, kv)
+    alone = (starts == 0) & ((counts <= kv.window) | (kv.window == 0))
+    chunks = np.flatnonzero((counts != 1) & ~alone)[:, None]  # each a group of its own
+    groups = [*_decode_groups(np.flatnonzero(counts == 1), seen, kv), *chunks]
+    widths = [int(seen.counts[rows].max()) for rows in groups]
+    space = _space([len(rows) * width for rows, width in zip(groups, widths, strict=True)], kv)
+    paged = [
+        _rows(
+            rows,
+            offsets,
+            contexts,
+            _gather(seen, rows, width, blocks, kv),
+            kv,
+            space,
+            whole=len(rows) == len(positions),
+        )
+        for rows, width in zip(groups, widths, strict=True)
     ]
-    fresh = np.flatnonzero((counts != 1) & (starts == 0)).tolist()
+    fresh = np.flatnonzero((counts != 1) & alone).tolist()
     return AttentionBatch(
-        places=_places(positions, np.repeat(np.arange(len(counts)), counts), tables, kv),
-        opened=tuple(tables[np.flatnonzero(opens), last_page[opens]].tolist()),
-        paged=tuple(groups),
+        places=_places(positions, np.repeat(np.arange(len(counts)), counts), blocks, kv),
+        opened=tuple(blocks[np.flatnonzero(opens), last_page[opens]].tolist()),
+        paged=tuple(paged),
         fresh=tuple(FreshRow(first=int(offsets[row]), last=int(offsets[row + 1])) for row in fresh),
     )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Seen:
+    """The blocks that the queries of each row see: `counts` from block `first` on; int64 ``[n]`` both."""
+
+    first: IntArray
+    counts: IntArray
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Gathered:
+    """Blocks of some rows, side by side.
+
+    Attributes:
+        pages: int32 ``[rows, width]``; 0 behind a row's context.
+        first: int64 ``[rows, 1]``, position of the first token of the first of them.
+    """
+
+    pages: npt.NDArray[np.int32]
+    first: IntArray
+
+
+def _seen_blocks(starts: IntArray, contexts: IntArray, kv: KvGeometry) -> _Seen:
+    first = np.maximum(starts - kv.window + 1, 0) // kv.page_tokens if kv.window else np.zeros_like(starts)
+    return _Seen(first=first, counts=-(-contexts // kv.page_tokens) - first)
+
+
+def _gather(seen: _Seen, rows: IntArray, width: int, tables: npt.NDArray[np.int32], kv: KvGeometry) -> _Gathered:
+    """`width` blocks of each row from the first that it sees."""
+    steps = np.arange(width)
+    there = steps < seen.counts[rows, None]
+    columns = np.where(there, seen.first[rows, None] + steps, 0)
+    pages = np.where(there, tables[rows[:, None], columns], np.int32(0))
+    return _Gathered(pages=pages, first=seen.first[rows, None] * kv.page_tokens)
 
 
 def _places(positions: IntArray, rows: IntArray, tables: npt.NDArray[np.int32], kv: KvGeometry) -> torch.Tensor:
@@ -118,14 +173,14 @@ def _places(positions: IntArray, rows: IntArray, tables: npt.NDArray[np.int32], 
     return torch.from_numpy((runs * kv.page_tokens + (positions % kv.page_tokens)[:, None]).reshape(-1))
 
 
-def _decode_groups(rows: IntArray, contexts: IntArray, kv: KvGeometry) -> list[IntArray]:
+def _decode_groups(rows: IntArray, seen: _Seen, kv: KvGeometry) -> list[IntArray]:
     """Split decode rows so that no padded call is much larger than its rows, and none needs much scratch.
 
-    Rows of like context keep their order.
+    Rows that see alike many blocks keep their order.
     """
     if not len(rows):
         return []
-    blocks = -(-contexts[rows] // kv.page_tokens)
+    blocks = seen.counts[rows]
     if blocks.max() > max(SMALL_CONTEXT_BLOCKS, LIKE_CONTEXTS * blocks.min()):
         order = np.argsort(blocks, kind="stable")
         rows, blocks = rows[order], blocks[order]
@@ -145,29 +200,30 @@ def _rows(
     rows: IntArray,
     offsets: IntArray,
     contexts: IntArray,
-    tables: npt.NDArray[np.int32],
+    gathered: _Gathered,
     kv: KvGeometry,
     space: torch.Tensor,
     *,
     whole: bool,
 ) -> PagedRows:
-    """Decode rows, or one chunk behind cached context. Query i of a row sees its context up to itself.
+    """Decode rows, or one chunk behind cached context. Query i of a row sees its window up to itself.
 
     Args:
-        tables: int32 ``[len(rows), blocks]``.
         space: float32, as long as the largest call of the batch needs.
     """
     first, last = offsets[rows], offsets[rows + 1]
     count = int(last[0] - first[0])
-    padded = tables.shape[1] * kv.page_tokens
-    own = (contexts[rows] - count)[:, None] + np.arange(count)
-    mask = np.where(np.arange(padded) <= own[:, :, None], np.float32(0), np.float32(-np.inf))
+    padded = gathered.pages.shape[1] * kv.page_tokens
+    own = ((contexts[rows] - count)[:, None] + np.arange(count))[:, :, None]
+    there = (gathered.first + np.arange(padded))[:, None]
+    sees = (there <= own) & (there > own - kv.window) if kv.window else there <= own
+    mask = np.where(sees, np.float32(0), np.float32(-np.inf))
     shape = (2, len(rows), kv.kv_heads, padded, kv.head_dim)
     return PagedRows(
         rows=len(rows),
         tokens=None if whole else torch.from_numpy((first[:, None] + np.arange(count)).reshape(-1)),
         decode=count == 1,
-        pages=_pages(tables, kv),
+        pages=_pages(gathered.pages, kv),
         mask=torch.from_numpy(mask)[:, None],
         space=space[: math.prod(shape)].view(shape),
     )

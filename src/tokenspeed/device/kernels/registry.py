@@ -41,9 +41,12 @@ class RotaryKernel(Protocol):
         ...
 
 
-class SiluMulKernel(Protocol):
+class GateMulKernel(Protocol):
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """``silu(gate) * up`` of float32 ``[T, 2 * width]``, gate first; a new ``[T, width]``."""
+        """``activation(gate) * up`` of float32 ``[T, 2 * width]``, gate first; a new ``[T, width]``.
+
+        For GELU the tanh formula (arXiv:1606.08415).
+        """
         ...
 
 
@@ -106,7 +109,8 @@ class Kernels:
     linear: LinearKernel
     rms_norm: RmsNormKernel
     rotary: RotaryKernel
-    silu_mul: SiluMulKernel
+    silu_mul: GateMulKernel
+    gelu_tanh_mul: GateMulKernel
     kv_write: KvWriteKernel
     decode_attention: AttentionKernel
     prefill_attention: AttentionKernel
@@ -128,6 +132,7 @@ REGISTRY: Mapping[KernelSet, Kernels] = MappingProxyType(
             rms_norm=torch_kernels.rms_norm,
             rotary=torch_kernels.rotary,
             silu_mul=torch_kernels.silu_mul,
+            gelu_tanh_mul=torch_kernels.gelu_tanh_mul,
             kv_write=torch_kernels.kv_write,
             decode_attention=torch_kernels.paged_attention,
             prefill_attention=torch_kernels.paged_attention,

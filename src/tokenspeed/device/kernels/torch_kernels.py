@@ -19,6 +19,11 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return functional.silu(gate).mul_(up)
 
 
+def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.gelu(gate, approximate="tanh").mul_(up)
+
+
 def kv_write(vectors: torch.Tensor, places: torch.Tensor, kv: torch.Tensor) -> None:
     vectors.index_copy_(0, places, kv.reshape(-1, kv.shape[-1]))
 

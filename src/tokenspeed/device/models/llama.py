@@ -79,7 +79,7 @@ class LlamaStep:
             raise InvariantBroken("a hidden state is passed exactly when the first layer is not 0", layers=layers)
         if hidden is None:
             hidden = torch.nn.functional.embedding(rows.token_ids, self.embedding)
-        batch = attention_batch(rows, self._kv_geometry())
+        batch = attention_batch(rows, self._kv_geometry(), rows.block_tables)
         self.kernels.zero_pages(self.pool.pages[:, layers.start : layers.stop], batch.opened)
         turns = rope_turns(self.frequencies, rows.positions, self.magnitude)
         for index in layers:

@@ -6,12 +6,19 @@ import attrs
 import torch
 
 from tokenspeed.checkpoint.config import ModelConfig
+from tokenspeed.device.attention.groups import attention_groups
+from tokenspeed.device.executors.ports import BlockPool
 from tokenspeed.device.kernels.registry import REGISTRY, Kernels, KernelSet
+from tokenspeed.device.kv.grouped import GroupedPool, grouped_pool
+from tokenspeed.device.kv.layout import cache_layout
 from tokenspeed.device.kv.pool import KvPool, kv_pool
 from tokenspeed.device.layers.rope import rope_frequencies
+from tokenspeed.device.models.gemma3_bind import bind_gemma3
+from tokenspeed.device.models.hybrid_bind import bind_hybrid
 from tokenspeed.device.models.llama import LlamaLayer, LlamaStep
 from tokenspeed.device.step import ForwardStep
 from tokenspeed.device.weights.load import Weights
+from tokenspeed.device.weights.shapes import FLOAT32_BYTES
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -19,7 +26,7 @@ class LoadedModel:
     """A model that runs: `step` reads and writes `pool`."""
 
     step: ForwardStep
-    pool: KvPool
+    pool: BlockPool
     weights_bytes: int
     config: ModelConfig
 
@@ -29,13 +36,27 @@ def bind_model(
 ) -> LoadedModel:
     """Bind `weights`, which it takes and empties, to a new pool of `num_pages` (null page included).
 
+    A model with window layers or linear attention has a pool of several groups; `num_pages` are its parents.
+
     Raises: ModelError: the rope scaling's parameters cannot be used.
     """
     config = weights.config
     with torch.inference_mode():
+        groups = attention_groups(config, page_tokens, number_bytes=FLOAT32_BYTES)
+        if len(groups) > 1:
+            parents = grouped_pool(cache_layout(groups), num_parents=num_pages)
+            several = _step_of_groups(weights, parents, page_tokens, kernels)
+            return LoadedModel(step=several, pool=parents, weights_bytes=weights.nbytes, config=config)
         pool = kv_pool(config, num_pages=num_pages, page_tokens=page_tokens, kernels=kernels)
         step = _step(weights, config, pool, kernels)
     return LoadedModel(step=step, pool=pool, weights_bytes=weights.nbytes, config=config)
+
+
+def _step_of_groups(weights: Weights, pool: GroupedPool, page_tokens: int, kernels: Kernels) -> ForwardStep:
+    linear = weights.config.linear
+    if linear is not None:
+        return bind_hybrid(weights, linear, pool, page_tokens=page_tokens, kernels=kernels)
+    return bind_gemma3(weights, pool, page_tokens=page_tokens, kernels=kernels)
 
 
 def _step(weights: Weights, config: ModelConfig, pool: KvPool, kernels: Kernels) -> LlamaStep:

@@ -35,6 +35,14 @@ _PARTS: Mapping[str, str] = MappingProxyType(
         "mlp.down_proj": "ffn_down",
     }
 )
+_POST_NORM_PARTS: Mapping[str, str] = MappingProxyType(
+    {
+        **_PARTS,
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    }
+)
 _NOT_WEIGHTS = frozenset({"rope_freqs.weight"})
 """Read with the configuration (`RopeKind.FACTORS`)."""
 
@@ -62,7 +70,8 @@ class GgufSource:
             return _WHOLE[name]
         layer, part = name.removeprefix("model.layers.").split(".", 1)
         stem, kind = part.rsplit(".", 1)
-        return f"blk.{layer}.{_PARTS[stem]}.{kind}"
+        parts = _POST_NORM_PARTS if self.config.post_norms else _PARTS
+        return f"blk.{layer}.{parts[stem]}.{kind}"
 
     def shape(self, name: str) -> Shape | None:
         entry = self.gguf.tensors.get(self.called(name))

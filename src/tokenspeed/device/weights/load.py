@@ -16,7 +16,15 @@ from tokenspeed.device.layers.rope import pair_rows
 from tokenspeed.device.weights.gguf_source import GgufSource
 from tokenspeed.device.weights.random_source import RandomSource
 from tokenspeed.device.weights.safetensors_source import open_safetensors
-from tokenspeed.device.weights.shapes import EMBEDDING, FLOAT32_BYTES, HEAD, NORM, model_bytes, tensor_shapes
+from tokenspeed.device.weights.shapes import (
+    EMBEDDING,
+    FLOAT32_BYTES,
+    HEAD,
+    NORM,
+    mlp_norm_name,
+    model_bytes,
+    tensor_shapes,
+)
 from tokenspeed.device.weights.sources import TensorSource, check_tensors
 from tokenspeed.errors import InvariantBroken, ModelError
 
@@ -30,7 +38,10 @@ class Weights:
     Attributes:
         tensors: float32 by name. ``embedding``, ``norm`` and, unless tied, ``head``; for layer i
             ``i.attn_norm``, ``i.qkv`` (rows of q, k, v; q and k in pair order), ``i.qkv_bias`` and
-            ``i.qk_norm`` (where the model has them), ``i.out``, ``i.mlp_norm``, ``i.gate_up``, ``i.down``.
+            ``i.qk_norm`` (where the model has them), ``i.out``, ``i.mlp_norm``, ``i.gate_up``, ``i.down``;
+            with post norms ``i.attn_post_norm`` and ``i.mlp_post_norm``. Layers with linear attention have,
+            for the part up to ``i.out``, ``i.qkvz``, ``i.rates``, ``i.decay_log``, ``i.decay_bias`` and
+            ``i.mixer_out_norm``.
         nbytes: what the bound model takes.
     """
 
@@ -68,8 +79,11 @@ def load_weights(checkpoint: Checkpoint, *, progress: Progress | None = None) ->
 
 def check_supported(config: ModelConfig) -> None:
     """Refuse what would be computed wrongly. Raises ModelError: names the option."""
-    if config.sliding_window is not None:
-        raise ModelError(f"sliding_window {config.sliding_window}: sliding-window attention is not supported")
+    if config.sliding_window is not None and not (config.post_norms and config.window_layers):
+        raise ModelError(
+            f"sliding_window {config.sliding_window}: {config.model_type} with sliding-window attention is"
+            " not supported"
+        )
     if config.num_heads % config.num_kv_heads:
         raise ModelError(f"num_heads {config.num_heads} is not a multiple of num_kv_heads {config.num_kv_heads}")
     if config.head_dim % 2:
@@ -110,7 +124,8 @@ class _Reader:
 def _fused(reader: _Reader, config: ModelConfig) -> dict[str, torch.Tensor]:
     tensors = {"embedding": reader.read(EMBEDDING)}
     for layer in range(config.num_layers):
-        parts = _fused_layer(reader, f"model.layers.{layer}", config)
+        fused = _linear_layer if config.linear is not None and layer in config.linear.layers else _fused_layer
+        parts = fused(reader, f"model.layers.{layer}", config)
         tensors.update({f"{layer}.{name}": tensor for name, tensor in parts.items()})
     tensors["norm"] = reader.read(NORM)
     if not config.tie_embeddings:
@@ -132,13 +147,34 @@ def _fused_layer(reader: _Reader, prefix: str, config: ModelConfig) -> dict[str,
         "attn_norm": read("input_layernorm.weight"),
         "qkv": qkv("weight"),
         "out": read("self_attn.o_proj.weight"),
-        "mlp_norm": read("post_attention_layernorm.weight"),
+        "mlp_norm": read(mlp_norm_name(config)),
         "gate_up": torch.cat((read("mlp.gate_proj.weight"), read("mlp.up_proj.weight"))),
         "down": read("mlp.down_proj.weight"),
     }
+    if config.post_norms:
+        parts["attn_post_norm"] = read("post_attention_layernorm.weight")
+        parts["mlp_post_norm"] = read("post_feedforward_layernorm.weight")
     if config.attention_bias:
         parts["qkv_bias"] = qkv("bias")
     if config.qk_norm:
         q, k = (pair_rows(read(f"self_attn.{name}_norm.weight"), 1) for name in ("q", "k"))
         parts["qk_norm"] = torch.cat((q.expand(config.num_heads, -1), k.expand(config.num_kv_heads, -1)))
+    return parts
+
+
+def _linear_layer(reader: _Reader, prefix: str, config: ModelConfig) -> dict[str, torch.Tensor]:
+    """A layer with linear attention in place of the other kind."""
+    names = {
+        "attn_norm": "input_layernorm.weight",
+        "qkvz": "linear_attn.in_proj_qkvz.weight",
+        "rates": "linear_attn.in_proj_ba.weight",
+        "decay_log": "linear_attn.A_log",
+        "decay_bias": "linear_attn.dt_bias",
+        "mixer_out_norm": "linear_attn.norm.weight",
+        "out": "linear_attn.out_proj.weight",
+        "mlp_norm": mlp_norm_name(config),
+        "down": "mlp.down_proj.weight",
+    }
+    parts = {name: reader.read(f"{prefix}.{part}") for name, part in names.items()}
+    parts["gate_up"] = torch.cat([reader.read(f"{prefix}.mlp.{part}_proj.weight") for part in ("gate", "up")])
     return parts

@@ -46,18 +46,20 @@ class RandomSource:
         seeds = [self.seed & 0xFFFFFFFF, zlib.crc32(name.encode())]
         # The legacy generator, because its stream never changes between numpy releases.
         values = np.random.RandomState(seeds).random_sample(shape) * 2 - 1
-        center, reach = _range(name, shape)
+        center, reach = _range(name, shape, self.config)
         return torch.from_numpy((center + reach * values).astype(np.float32))
 
 
-def _range(name: str, shape: Shape) -> tuple[float, float]:
+def _range(name: str, shape: Shape, config: ModelConfig) -> tuple[float, float]:
     """Middle and half-width of the values of one tensor."""
     if name == NORM:
         return 0.0, math.sqrt(3.0)  # of both signs: else the logits of a tied embedding favour the last token
     if "norm" in name:
         return 1.0, 0.2
-    if name.endswith(".bias"):
+    if name.endswith((".bias", ".dt_bias")):
         return 0.0, 0.2
-    spread = 1.0 if name == EMBEDDING else 1.0 / math.sqrt(shape[1])
-    gain = _GAIN if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+    if name.endswith(".A_log"):
+        return -2.5, 1.5  # states that forget within tens of tokens, and others within hundreds
+    spread = 1.0 / config.embedding_scale if name == EMBEDDING else 1.0 / math.sqrt(shape[1])
+    gain = _GAIN if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")) else 1.0
     return 0.0, math.sqrt(3.0) * gain * spread

@@ -15,7 +15,10 @@ SHOWN = 5
 
 
 class TensorSource(Protocol):
-    """The tensors of one checkpoint under their Hugging Face names (`weights.shapes`)."""
+    """The tensors of one checkpoint under their Hugging Face names (`weights.shapes`).
+
+    A norm's tensor is what the normed values are multiplied by, in every family and format.
+    """
 
     @property
     def where(self) -> str:
