@@ -7,7 +7,6 @@ import torch
 from tokenspeed.checkpoint.config import LinearAttention, ModelConfig
 from tokenspeed.device.kernels.registry import Kernels
 from tokenspeed.device.kv.grouped import GroupedPool, attention_pages
-from tokenspeed.device.kv.layout import FLOAT_BYTES, STATE, CacheGroup
 from tokenspeed.device.layers.rope import rope_frequencies
 from tokenspeed.device.models.hybrid import (
     FULL_GROUP,
@@ -19,28 +18,11 @@ from tokenspeed.device.models.hybrid import (
 )
 from tokenspeed.device.weights.load import Weights
 
-SNAPSHOT_PAGES = 4
-"""Pages of tokens between two snapshots of a prompt's state, which is as large as many tokens' keys and values."""
-
-STATE_ALIGNMENT = 64
-
-
-def state_group(linear: LinearAttention, page_tokens: int) -> CacheGroup:
-    """What the linear layers keep."""
-    return CacheGroup(
-        name=STATE,
-        kind=STATE,
-        block_tokens=SNAPSHOT_PAGES * page_tokens,
-        layers=linear.layers,
-        layer_bytes=linear.heads * linear.key_dim * linear.value_dim * FLOAT_BYTES,
-        multiple_of=STATE_ALIGNMENT,
-    )
-
 
 def bind_hybrid(
     weights: Weights, linear: LinearAttention, pool: GroupedPool, *, page_tokens: int, kernels: Kernels
 ) -> HybridStep:
-    """Bind `weights`, which it takes and empties, to `pool`, whose groups are a full one and `state_group`.
+    """Bind `weights`, which it takes and empties, to `pool`, whose groups are those of `attention_groups`.
 
     Raises: ModelError: the rope scaling's parameters cannot be used.
     """
