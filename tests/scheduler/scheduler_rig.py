@@ -257,7 +257,7 @@ class Rig:
         shared = {(g, b) for g, part in groups for b, n in part.references.items() if n > 1}
         shared |= {(g, b) for g, part in groups for b in part.index.values()}
         assert granted & in_use <= shared
-        if plan.seated and len(snapshot.groups) == 1:
+        if plan.seated and [spec.kind for spec in self.config.specs] == ["full"]:
             # Whoever was admitted left a spare block for each of the others.
             spare = len(snapshot.empty) + len(snapshot.idle) - snapshot.promised
             assert spare >= len(snapshot.tables) - 1

@@ -7,6 +7,7 @@ import random
 
 import attrs
 from scheduler_rig import Rig, build, config, described
+from toy_groups import some_groups
 
 from tokenspeed.plane.results import Rejected
 from tokenspeed.scheduler.config import Retraction, SchedulerConfig
@@ -27,6 +28,14 @@ class Seen:
 
 
 def random_config(rng: random.Random) -> SchedulerConfig:
+    chosen = _random_config(rng)
+    name = rng.choice(("full", *some_groups(chosen.page_tokens)))
+    groups = some_groups(chosen.page_tokens)[name]
+    # Several groups need more parents for one request than one group does.
+    return attrs.evolve(chosen, groups=groups, num_pages=chosen.num_pages + 4 * (len(groups) - 1))
+
+
+def _random_config(rng: random.Random) -> SchedulerConfig:
     return config(
         max_num_seqs=rng.randint(2, 6),
         max_batched_tokens=rng.randint(3, 20),

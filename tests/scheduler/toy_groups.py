@@ -187,3 +187,31 @@ def toy_device(config: SchedulerConfig) -> Device:
             for spec in config.specs
         ],
     )
+
+
+def some_groups(page_tokens: int) -> dict[str, tuple[CacheGroupSpec, ...]]:
+    """Combinations of groups that models have, and some that none has yet."""
+
+    def full(k: int = 1, *, pages: int = 1) -> CacheGroupSpec:
+        return CacheGroupSpec(name="full", block_tokens=pages * page_tokens, blocks_per_parent=k)
+
+    def window(tokens: int, k: int = 1, *, pages: int = 1) -> CacheGroupSpec:
+        return CacheGroupSpec(
+            name="window", kind="window", window_tokens=tokens, block_tokens=pages * page_tokens, blocks_per_parent=k
+        )
+
+    def state(k: int = 1, *, pages: int = 2) -> CacheGroupSpec:
+        return CacheGroupSpec(
+            name="state", kind="state", block_tokens=pages * page_tokens, blocks_per_parent=k, zero_new_blocks=True
+        )
+
+    return {
+        "full": (full(),),
+        "full and window": (full(3), window(6)),
+        "window": (window(5),),
+        "full and state": (full(), state(2)),
+        "state": (state(1),),
+        "all": (full(2), window(7, 2), state(1)),
+        "wide blocks": (full(4), full(1, pages=4)),
+        "two windows": (window(3, 2), window(9, 1, pages=2)),
+    }
