@@ -31,7 +31,7 @@ from tokenspeed.device.memory import (
     longest_wanted,
     memory_budget,
 )
-from tokenspeed.device.native.model import cpu_model_factory
+from tokenspeed.device.model_choice import model_factory
 from tokenspeed.device.on_stream import on_stream
 from tokenspeed.device.parts import DeviceParts, ModelFactory, SamplerFactory
 from tokenspeed.device.profile import TraceProfiler
@@ -101,7 +101,7 @@ def build_device_side(
         settings = simulated_settings(settings)
         given = simulated_parts(settings, checkpoint, given)
     machine = given.machine or read_machine()
-    model: ModelFactory = given.model or cpu_model_factory(settings.device)
+    model: ModelFactory = given.model or model_factory(settings.device, checkpoint.config)
     with ExitStack() as opened:
         backend = open_backend(settings.device, machine, given.backend)
         opened.callback(backend.close)

@@ -20,7 +20,7 @@ from tokenspeed.device.memory import (
     plan_memory,
     working_bytes,
 )
-from tokenspeed.device.native.model import cpu_model_factory
+from tokenspeed.device.model_choice import model_factory
 from tokenspeed.device.parts import DeviceParts, ModelFactory
 from tokenspeed.settings.model import Backend, Settings
 
@@ -62,7 +62,7 @@ def survey(settings: Settings, checkpoint: Checkpoint) -> tuple[str, ...]:
     """
     if settings.device.backend is Backend.SIMULATED:
         return _simulated(simulated_settings(settings), checkpoint)
-    machine, model = read_machine(), cpu_model_factory(settings.device)
+    machine, model = read_machine(), model_factory(settings.device, checkpoint.config)
     budget = memory_budget(settings.device, machine)
     expected = model.expected_bytes(checkpoint.config)
     check_weights_fit(budget, expected)
