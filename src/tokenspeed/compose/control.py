@@ -46,7 +46,7 @@ from tokenspeed.plane.ports import (
 from tokenspeed.plane.specs import DeviceSpecs
 from tokenspeed.plane.table import RequestTable, request_table
 from tokenspeed.scheduler.build import build_scheduler
-from tokenspeed.scheduler.config import SchedulerConfig
+from tokenspeed.scheduler.config import Retraction, SchedulerConfig, WritePolicy
 from tokenspeed.scheduler.policy import AgedPriority, Fcfs, LongestPrefixMatch
 from tokenspeed.settings.model import Settings
 from tokenspeed.telemetry.meters import NullMeter
@@ -69,6 +69,11 @@ def scheduler_config(settings: Settings, specs: DeviceSpecs, sink: KvEventSink) 
         max_model_len=specs.max_model_len,
         overlap_schedule_depth=depth_of(settings),
         prefix=settings.cache.prefix,
+        groups=specs.groups,
+        host_parents=specs.host_parents,
+        images=specs.images,
+        write_policy=WritePolicy(settings.cache.write_policy.value),
+        retraction=tuple(Retraction(step.value) for step in settings.scheduler.retraction),
     )
 
 
