@@ -1,0 +1,117 @@
+"""Greedy tokens of a hybrid model through the whole rank equal a plain reference's, with too little room.
+
+The pool holds a few requests, prompts share prefixes and come again: state snapshots are found, blocks
+evicted, requests retracted. Counters show that no run was vacuous.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import attrs
+import pytest
+import torch
+from dense_hybrid import hybrid_logits, hybrid_tensors
+
+from tokenspeed.checkpoint.random_models import open_random_checkpoint
+from tokenspeed.compose.engine import RankEngine, rank_engine
+from tokenspeed.plane.messages import GenerateRequest, SamplingParams, frozen_tokens
+from tokenspeed.settings.model import (
+    CacheSettings,
+    DeviceSettings,
+    Executor,
+    ModelSettings,
+    SchedulerSettings,
+    Settings,
+)
+from tokenspeed.testing import RecordingLink
+
+NEW_TOKENS, REQUESTS, SEED = 40, 14, 5
+MARGIN = 1e-3
+"""The reference computes in float64, the model in float32: below it, either token is right."""
+
+
+@attrs.define
+class Counters:
+    """What shows that a run did what its name says."""
+
+    preempted: int = 0
+    cached_tokens: int = 0
+    overlapped: int = 0
+
+
+def prompts() -> dict[str, list[int]]:
+    """Half of them begin with one of two long prefixes."""
+    rng = random.Random(SEED)
+    shared = [[rng.randrange(256) for _ in range(count)] for count in (70, 133)]
+    made = {}
+    for number in range(REQUESTS):
+        own = [rng.randrange(256) for _ in range(rng.randrange(1, 60))]
+        made[f"r{number}"] = (shared[number % 2] if number % 4 < 2 else []) + own
+    return made
+
+
+def drive(engine: RankEngine, link: RecordingLink, wanted: dict[str, list[int]]) -> Counters:
+    """Send the prompts at random rounds, all of them a second time once all have ended."""
+    rng, counters = random.Random(SEED), Counters()
+    loop, table = engine.loop, engine.loop.table
+    sampling = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+    waves = [dict(wanted), {f"{rid}-again": ids for rid, ids in wanted.items()}]
+    waiting = list(waves.pop(0).items())
+    while waiting or waves or table.live:
+        if not waiting and not table.live:
+            waiting = list(waves.pop(0).items())
+        while waiting and rng.random() < 0.5:
+            rid, ids = waiting.pop(0)
+            link.put(GenerateRequest(rid=rid, input_ids=frozen_tokens(ids), sampling=sampling))
+        loop.round()
+        counters.overlapped += len(loop.state.in_flight)
+        counters.preempted = max(counters.preempted, int(table.stats.preemptions.sum()))
+    counters.cached_tokens = max((cached for sent in link.sent for cached in sent.cached_tokens), default=0)
+    return counters
+
+
+@functools.cache
+def shortfall(prompt: tuple[int, ...], got: tuple[int, ...]) -> float:
+    """How far the reference's logit of a generated token is below its best one, at most."""
+    checkpoint = open_random_checkpoint("tiny-hybrid", served_name="tiny")
+    tensors = hybrid_tensors(checkpoint)
+    logits = hybrid_logits(checkpoint.config, tensors, [*prompt, *got[:-1]])[len(prompt) - 1 :]
+    chosen = logits[torch.arange(len(got)), torch.tensor(got)]
+    return float((logits.max(dim=1).values - chosen).max())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.contract("SP-36", "SP-39", "SP-51")
+@pytest.mark.parametrize(
+    ("overlap", "executor", "chunk", "prefix"),
+    [
+        pytest.param(False, Executor.STREAMS, 32, True, id="depth 0, streams, chunks of 32, prefix"),
+        pytest.param(True, Executor.STREAMS, 50, True, id="depth 1, streams, chunks of 50, prefix"),
+        pytest.param(True, Executor.FUTURES, 64, True, id="depth 1, futures, chunks of 64, prefix"),
+        pytest.param(True, Executor.STREAMS, 64, False, id="depth 1, streams, chunks of 64, no prefix"),
+    ],
+)
+def test_greedy_tokens_of_a_hybrid_model_equal_the_reference(
+    overlap: bool, executor: Executor, chunk: int, prefix: bool
+) -> None:
+    settings = Settings(
+        model=ModelSettings(source="random:tiny-hybrid"),
+        device=DeviceSettings(memory_gib=0.25, kv_pool_tokens=272, executor=executor),
+        scheduler=SchedulerSettings(max_num_seqs=8, max_batched_tokens=96, chunk_tokens=chunk, overlap=overlap),
+        cache=CacheSettings(prefix=prefix),
+    )
+    link, wanted = RecordingLink(), prompts()
+    with rank_engine(settings, connect=lambda info, wakeup: link) as engine:
+        counters = drive(engine, link, wanted)
+        scheduler = engine.loop.scheduler
+        assert scheduler.sizes().held == 0
+        assert scheduler.available_lcm_blocks() == scheduler.num_usable_pages
+    for rid, ids in wanted.items():
+        for got in (link.tokens(rid), link.tokens(f"{rid}-again")):
+            assert len(got) == NEW_TOKENS
+            assert shortfall(tuple(ids), tuple(got)) < MARGIN, rid
+    assert counters.preempted > 0
+    assert (counters.cached_tokens >= 64) == prefix
+    assert (counters.overlapped > 0) == overlap
