@@ -16,6 +16,7 @@ FILES = sorted(CONFIGS.glob("*.yaml"))
 def test_the_deployment_kinds_are_there() -> None:
     assert [path.stem for path in FILES] == [
         "headless",
+        "host-tier",
         "kv-events",
         "low-latency",
         "own-model",
