@@ -98,7 +98,7 @@ def test_each_mode_computes_what_its_weights_stand_for(kind: str, mode: WeightsM
 
 
 def first_rows(step: NativeStep) -> RaggedRows:
-    run = paged_run(step, num_pages=NUM_PAGES, page_tokens=step.pool.page_tokens)
+    run = paged_run(step, num_pages=NUM_PAGES, page_tokens=step.page_tokens)
     return run.rows([(run.sequence(prompt(5, seed=1)), 5), (run.sequence(prompt(9, seed=2)), 9)])
 
 

@@ -69,7 +69,7 @@ def native_model(
 
 
 def native_run(model: NativeModelBound, *, seed: int = 0) -> PagedRun:
-    return paged_run(model.step, num_pages=NUM_PAGES, page_tokens=model.pool.page_tokens, seed=seed)
+    return paged_run(model.step, num_pages=NUM_PAGES, page_tokens=model.step.page_tokens, seed=seed)
 
 
 def prompt(length: int, *, seed: int, vocab: int = 256) -> list[int]:

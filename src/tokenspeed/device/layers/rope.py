@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import assert_never
 
+import attrs
 import torch
 
 from tokenspeed.checkpoint.config import ModelConfig, RopeKind, RopeScaling
@@ -32,6 +33,12 @@ def rope_frequencies(config: ModelConfig) -> torch.Tensor:
             return _by_factors(plain, scaling)
         case other:
             assert_never(other)
+
+
+def window_rope(config: ModelConfig) -> ModelConfig:
+    """`config` with the rotary settings of its window layers in place of those of the others."""
+    theta = config.rope_theta if config.window_rope_theta is None else config.window_rope_theta
+    return attrs.evolve(config, rope_theta=theta, rope_scaling=None)
 
 
 def rope_turns(frequencies: torch.Tensor, positions: torch.Tensor, magnitude: float) -> torch.Tensor:

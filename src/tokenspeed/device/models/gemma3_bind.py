@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 
-import attrs
 import torch
 
 from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.device.attention.groups import FULL_GROUP, WINDOW_GROUP
 from tokenspeed.device.kernels.registry import Kernels
 from tokenspeed.device.kv.grouped import GroupedPool, attention_pages
-from tokenspeed.device.layers.rope import rope_frequencies
+from tokenspeed.device.layers.rope import rope_frequencies, window_rope
 from tokenspeed.device.models.gemma3 import Gemma3Group, Gemma3Layer, Gemma3Step
 from tokenspeed.device.weights.load import Weights
 
@@ -52,12 +51,6 @@ def bind_gemma3(weights: Weights, pool: GroupedPool, *, page_tokens: int, kernel
         head=kernels.linear(embedding if config.tie_embeddings else weights.take("head"), None),
         kernels=kernels,
     )
-
-
-def window_rope(config: ModelConfig) -> ModelConfig:
-    """`config` with the rotary settings of its window layers in place of those of the others."""
-    theta = config.rope_theta if config.window_rope_theta is None else config.window_rope_theta
-    return attrs.evolve(config, rope_theta=theta, rope_scaling=None)
 
 
 def _layer(weights: Weights, number: int, config: ModelConfig, kernels: Kernels) -> Gemma3Layer:

@@ -15,8 +15,9 @@ from gguf.constants import GGMLQuantizationType as Ggml
 from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.checkpoint.progress import Progress
+from tokenspeed.device.attention.groups import attention_groups
 from tokenspeed.device.defaults import ModelFromWeights
-from tokenspeed.device.kv.layout import CacheGroup, attention_group
+from tokenspeed.device.kv.layout import CacheGroup
 from tokenspeed.device.native.bind import NativeModelBound, bind_native
 from tokenspeed.device.native.library import NativeLibrary, native_library
 from tokenspeed.device.native.weights import NativeWeights, load_native
@@ -53,7 +54,7 @@ class NativeModel:
         return int(numbers * (stored_bytes_each(config) if self.mode is WeightsMode.NATIVE else _BYTES_EACH[self.mode]))
 
     def cache_groups(self, config: ModelConfig, page_tokens: int) -> tuple[CacheGroup, ...]:
-        return attention_group(config, page_tokens, number_bytes=self.kv_dtype.itemsize)
+        return attention_groups(config, page_tokens, number_bytes=self.kv_dtype.itemsize)
 
     def load(self, checkpoint: Checkpoint, progress: Progress) -> NativeWeights:
         return load_native(self.library, checkpoint, self.mode, progress)

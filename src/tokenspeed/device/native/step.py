@@ -7,11 +7,12 @@ import ctypes
 import attrs
 import torch
 
+from tokenspeed.device.kv.grouped import GroupedPool
 from tokenspeed.device.kv.pool import KvPool
 from tokenspeed.device.native.library import NativeLibrary
 from tokenspeed.device.native.memory import ALIGNMENT
 from tokenspeed.device.native.ready import LayerCounter
-from tokenspeed.device.native.structs import CallStruct, ModelStruct, PoolStruct, RowsStruct, Status
+from tokenspeed.device.native.structs import CallStruct, ModelStruct, PoolStruct, RowsStruct, Status, TableStruct
 from tokenspeed.device.native.weights import NativeWeights
 from tokenspeed.device.step import AllReady, LayersReady, RaggedRows
 from tokenspeed.errors import InvariantBroken
@@ -44,10 +45,11 @@ class NativeStep:
 
     library: NativeLibrary
     weights: NativeWeights
-    frequencies: torch.Tensor
+    frequencies: tuple[torch.Tensor, ...]
     model: ModelStruct
-    pool: KvPool
+    pool: KvPool | GroupedPool
     pages: PoolStruct
+    page_tokens: int
     threads: int
     scratch: Scratch = attrs.field(factory=Scratch)
 
@@ -93,7 +95,9 @@ class NativeStep:
         self, rows: RaggedRows, layers: range, layers_ready: int | None, hidden: torch.Tensor, logits: torch.Tensor
     ) -> None:
         given = rows_struct(rows)
-        calls, longest = self.library.calls, rows.block_tables.shape[1] * self.pool.page_tokens
+        if len(rows.group_tables) != self.pages.num_caches:
+            raise InvariantBroken("tables of other cache groups than the model's", groups=len(rows.group_tables))
+        calls, longest = self.library.calls, rows.block_tables.shape[1] * self.page_tokens
         needed = calls.ts_workspace_bytes(ctypes.byref(self.model), given.tokens, longest, self.threads)
         call = CallStruct(
             first=layers.start,
@@ -120,20 +124,23 @@ def rows_struct(rows: RaggedRows) -> RowsStruct:
     tokens, count = len(rows.token_ids), len(rows.contexts)
     kinds = {name: getattr(rows, name) for name in _INT64}
     wrong = [name for name, tensor in kinds.items() if tensor.dtype != torch.int64 or not tensor.is_contiguous()]
-    tables = rows.block_tables
-    if wrong or tables.dtype != torch.int32 or not tables.is_contiguous():
+    tables = rows.group_tables
+    if wrong or any(table.dtype != torch.int32 or not table.is_contiguous() for table in tables):
         raise InvariantBroken("a batch of other types than agreed", wrong=wrong or ["block_tables"])
-    if len(rows.positions) != tokens or len(rows.offsets) != count + 1 or len(tables) != count:
+    lengths = {len(table) for table in tables}
+    if len(rows.positions) != tokens or len(rows.offsets) != count + 1 or lengths != {count}:
         raise InvariantBroken("a batch whose parts have different lengths", tokens=tokens, rows=count)
+    structs = (TableStruct * len(tables))(
+        *(TableStruct(blocks=table.data_ptr(), max_blocks=table.shape[1]) for table in tables)
+    )
     return RowsStruct(
         tokens=tokens,
         rows=count,
-        max_blocks=tables.shape[1],
         wanted=len(rows.logit_tokens),
         token_ids=rows.token_ids.data_ptr(),
         positions=rows.positions.data_ptr(),
         offsets=rows.offsets.data_ptr(),
         contexts=rows.contexts.data_ptr(),
-        block_tables=tables.data_ptr(),
+        tables=ctypes.cast(structs, ctypes.POINTER(TableStruct)),  # the pointer keeps the array alive
         logit_tokens=rows.logit_tokens.data_ptr(),
     )

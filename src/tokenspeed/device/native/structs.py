@@ -22,6 +22,13 @@ class Format(enum.IntEnum):
     Q4K = 7
 
 
+class Gate(enum.IntEnum):
+    """`ts_activation`."""
+
+    SILU = 0
+    GELU_TANH = 1
+
+
 class Status(enum.IntEnum):
     """`ts_status`: why a step was refused."""
 
@@ -50,7 +57,13 @@ class LayerStruct(c.Structure):
     _fields_ = [
         ("attn_norm", c.c_void_p),
         ("mlp_norm", c.c_void_p),
+        ("attn_post_norm", c.c_void_p),
+        ("mlp_post_norm", c.c_void_p),
         ("qk_norm", c.c_void_p),
+        ("cache", c.c_int32),
+        ("index", c.c_int32),
+        ("rope", c.c_int32),
+        ("activation", c.c_int32),
         ("q", LinearStruct),
         ("k", LinearStruct),
         ("v", LinearStruct),
@@ -58,6 +71,14 @@ class LayerStruct(c.Structure):
         ("gate", LinearStruct),
         ("up", LinearStruct),
         ("down", LinearStruct),
+    ]
+
+
+class RopeStruct(c.Structure):
+    _fields_ = [
+        ("frequencies", c.c_void_p),
+        ("magnitude", c.c_float),
+        ("unused", c.c_int32),
     ]
 
 
@@ -70,10 +91,12 @@ class ModelStruct(c.Structure):
         ("head_dim", c.c_int32),
         ("intermediate", c.c_int32),
         ("vocab", c.c_int32),
+        ("num_ropes", c.c_int32),
         ("rms_eps", c.c_float),
-        ("rope_magnitude", c.c_float),
+        ("embedding_scale", c.c_float),
+        ("query_scale", c.c_float),
         ("unused", c.c_int32),
-        ("rope_frequencies", c.c_void_p),
+        ("ropes", c.POINTER(RopeStruct)),
         ("norm", c.c_void_p),
         ("embedding", LinearStruct),
         ("head", LinearStruct),
@@ -81,13 +104,29 @@ class ModelStruct(c.Structure):
     ]
 
 
-class PoolStruct(c.Structure):
+class CacheStruct(c.Structure):
     _fields_ = [
         ("pages", c.c_void_p),
-        ("format", c.c_int32),
+        ("page_bytes", c.c_int64),
         ("num_pages", c.c_int32),
         ("page_tokens", c.c_int32),
         ("layers", c.c_int32),
+        ("window", c.c_int32),
+    ]
+
+
+class PoolStruct(c.Structure):
+    _fields_ = [
+        ("caches", c.POINTER(CacheStruct)),
+        ("num_caches", c.c_int32),
+        ("format", c.c_int32),
+    ]
+
+
+class TableStruct(c.Structure):
+    _fields_ = [
+        ("blocks", c.c_void_p),
+        ("max_blocks", c.c_int64),
     ]
 
 
@@ -95,13 +134,12 @@ class RowsStruct(c.Structure):
     _fields_ = [
         ("tokens", c.c_int64),
         ("rows", c.c_int64),
-        ("max_blocks", c.c_int64),
         ("wanted", c.c_int64),
         ("token_ids", c.c_void_p),
         ("positions", c.c_void_p),
         ("offsets", c.c_void_p),
         ("contexts", c.c_void_p),
-        ("block_tables", c.c_void_p),
+        ("tables", c.POINTER(TableStruct)),
         ("logit_tokens", c.c_void_p),
     ]
 
@@ -120,5 +158,15 @@ class CallStruct(c.Structure):
     ]
 
 
-MIRRORED = (LinearStruct, LayerStruct, ModelStruct, PoolStruct, RowsStruct, CallStruct)
+MIRRORED = (
+    LinearStruct,
+    LayerStruct,
+    RopeStruct,
+    ModelStruct,
+    CacheStruct,
+    PoolStruct,
+    TableStruct,
+    RowsStruct,
+    CallStruct,
+)
 """In the order of `ts_layout`."""

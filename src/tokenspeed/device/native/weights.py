@@ -19,7 +19,7 @@ from tokenspeed.device.native.structs import Format
 from tokenspeed.device.weights.gguf_source import GgufSource
 from tokenspeed.device.weights.load import check_supported, open_source
 from tokenspeed.device.weights.safetensors_source import SafetensorsSource
-from tokenspeed.device.weights.shapes import EMBEDDING, HEAD, NORM, tensor_shapes
+from tokenspeed.device.weights.shapes import EMBEDDING, HEAD, NORM, mlp_norm_name, tensor_shapes
 from tokenspeed.device.weights.sources import TensorSource, check_tensors
 from tokenspeed.settings.model import WeightsMode
 
@@ -28,10 +28,16 @@ log = logging.getLogger(__name__)
 
 @attrs.frozen(kw_only=True, eq=False)
 class NativeLayer:
-    """One decoder layer; norms are float32, `qk_norm` ``[heads + kv_heads, head_dim]`` in pair order or None."""
+    """One decoder layer; norms are float32, `qk_norm` ``[heads + kv_heads, head_dim]`` in pair order or None.
+
+    Attributes:
+        attn_post_norm, mlp_post_norm: of what attention and feed-forward add; None: it is added as it is.
+    """
 
     attn_norm: torch.Tensor
     mlp_norm: torch.Tensor
+    attn_post_norm: torch.Tensor | None
+    mlp_post_norm: torch.Tensor | None
     qk_norm: torch.Tensor | None
     q: PackedLinear
     k: PackedLinear
@@ -148,9 +154,14 @@ class _Reader:
             bias = self._vector(f"{prefix}.self_attn.{part}_proj.bias")
             return attrs.evolve(linear, bias=bias if heads is None else pair_rows(bias, heads))
 
+        def post_norm(part: str) -> torch.Tensor | None:
+            return self._vector(f"{prefix}.{part}.weight") if config.post_norms else None
+
         return NativeLayer(
             attn_norm=self._vector(f"{prefix}.input_layernorm.weight"),
-            mlp_norm=self._vector(f"{prefix}.post_attention_layernorm.weight"),
+            mlp_norm=self._vector(f"{prefix}.{mlp_norm_name(config)}"),
+            attn_post_norm=post_norm("post_attention_layernorm"),
+            mlp_post_norm=post_norm("post_feedforward_layernorm"),
             qk_norm=self._qk_norm(prefix, config) if config.qk_norm else None,
             q=attention("q", config.num_heads),
             k=attention("k", config.num_kv_heads),

@@ -1,23 +1,14 @@
 /* Attention of a step: which thread computes which queries over which positions. */
 #include "step.h"
 
-#include <math.h>
-
 /* ---- where runs are -------------------------------------------------------------------------------------- */
-
-static int64_t run_bytes(const ts_step *step) {
-    int64_t element = step->pool->format == TS_F32 ? 4 : 2;
-    return (int64_t)step->pool->page_tokens * step->model->head_dim * element;
-}
-
-static int64_t page_bytes(const ts_step *step) {
-    return (int64_t)step->pool->layers * 2 * step->model->kv_heads * run_bytes(step);
-}
 
 /* Page 0's run of keys (kind 0) or values (kind 1). */
 static char *first_run(const ts_step *step, int32_t layer, int kind, int64_t head) {
-    int64_t run = ((int64_t)layer * 2 + kind) * step->model->kv_heads + head;
-    return (char *)step->pool->pages + run * run_bytes(step);
+    const ts_cache *cache = ts_cache_of(step, layer);
+    int64_t run_bytes = (int64_t)cache->page_tokens * step->model->head_dim * (step->pool->format == TS_F32 ? 4 : 2);
+    int64_t run = ((int64_t)step->model->layers[layer].index * 2 + kind) * step->model->kv_heads + head;
+    return (char *)cache->pages + run * run_bytes;
 }
 
 static int64_t group_heads(const ts_model *model) { return model->heads / model->kv_heads; }
@@ -30,18 +21,20 @@ static void rotate_head(const ts_step *step, int32_t layer, int64_t token, int64
     float *x = step->space.projected + token * step->space.projected_wide + head * dim;
     const float *weight = model->layers[layer].qk_norm;
     if (weight) step->kernels->norm(x, weight + head * dim, dim, model->rms_eps, x);
-    step->kernels->rotate(x, step->space.turns + token * dim, dim, scale);
+    const float *turns = step->space.turns + model->layers[layer].rope * step->rows->tokens * dim;
+    step->kernels->rotate(x, turns + token * dim, dim, scale);
 }
 
 /* A token's queries, key and value of one key-value head: rotated, and the latter two written to `page`. */
 static void write_head(const ts_step *step, int32_t layer, int64_t token, int32_t page, int64_t kv_head) {
     const ts_model *model = step->model;
-    int64_t dim = model->head_dim, page_tokens = step->pool->page_tokens, group = group_heads(model);
-    int64_t offset = step->rows->positions[token] % page_tokens, in_pool = (int64_t)page * page_bytes(step);
+    const ts_cache *cache = ts_cache_of(step, layer);
+    int64_t dim = model->head_dim, page_tokens = cache->page_tokens, group = group_heads(model);
+    int64_t offset = step->rows->positions[token] % page_tokens, in_pool = page * cache->page_bytes;
     int64_t key = model->heads + kv_head, value = key + model->kv_heads;
     const float *x = step->space.projected + token * step->space.projected_wide;
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
-        rotate_head(step, layer, token, head, 1.0f / sqrtf((float)dim));
+        rotate_head(step, layer, token, head, model->query_scale);
     }
     rotate_head(step, layer, token, key, 1.0f);
     step->kernels->store_key(first_run(step, layer, 0, kv_head) + in_pool, step->pool->format, x + key * dim, dim,
@@ -51,8 +44,9 @@ static void write_head(const ts_step *step, int32_t layer, int64_t token, int32_
 }
 
 static void write_token(const ts_step *step, int32_t layer, int64_t row, int64_t token, int64_t kv_head) {
-    const int32_t *table = step->rows->block_tables + row * step->rows->max_blocks;
-    write_head(step, layer, token, table[step->rows->positions[token] / step->pool->page_tokens], kv_head);
+    const ts_table *table = step->rows->tables + step->model->layers[layer].cache;
+    int64_t block = step->rows->positions[token] / ts_cache_of(step, layer)->page_tokens;
+    write_head(step, layer, token, table->blocks[row * table->max_blocks + block], kv_head);
 }
 
 static void write_all(const ts_step *step, int32_t layer, ts_team team) {
@@ -93,6 +87,8 @@ void ts_plan_attention(ts_step *step) {
 static ts_queries queries_of(const ts_step *step, int32_t layer, int64_t tile, int64_t kv_head) {
     const ts_query_tile *at = step->space.tiles + tile;
     const ts_space *space = &step->space;
+    const ts_cache *cache = ts_cache_of(step, layer);
+    const ts_table *table = step->rows->tables + step->model->layers[layer].cache;
     int64_t heads = group_heads(step->model), first_head = kv_head * heads * step->model->head_dim;
     return (ts_queries){
         .q = space->projected + at->token * space->projected_wide + first_head,
@@ -103,15 +99,18 @@ static ts_queries queries_of(const ts_step *step, int32_t layer, int64_t tile, i
         .heads = (int32_t)heads,
         .head_dim = step->model->head_dim,
         .first = step->rows->positions[at->token],
-        .pages = step->rows->block_tables + at->row * step->rows->max_blocks,
+        .pages = table->blocks + at->row * table->max_blocks,
         .keys = first_run(step, layer, 0, kv_head),
         .values = first_run(step, layer, 1, kv_head),
-        .page_bytes = page_bytes(step),
-        .page_tokens = step->pool->page_tokens,
+        .page_bytes = cache->page_bytes,
+        .page_tokens = cache->page_tokens,
         .format = step->pool->format,
+        .window = cache->window,
     };
 }
 
+/* Stretches that a tile's queries see: from the first one's window to the last one's position. */
+static int64_t first_stretch(const ts_queries *q) { return ts_sees_from(q, 0) / TS_ATTENTION_STRETCH; }
 static int64_t stretches_seen(const ts_queries *q) { return stretches_of(q->first + q->tokens); }
 
 static ts_partial partial_at(const ts_step *step, float *memory) {
@@ -144,7 +143,7 @@ static void attend_item(const ts_step *step, int32_t layer, int64_t item, float 
     for (int64_t token = at->token; step->at_once && token < at->token + at->tokens; token++) {
         write_token(step, layer, at->row, token, kv_head);
     }
-    for (int64_t stretch = 0; stretch < stretches_seen(&q); stretch++) {
+    for (int64_t stretch = first_stretch(&q); stretch < stretches_seen(&q); stretch++) {
         step->kernels->attend(&q, stretch, scratch + 2 * step->space.partial_floats, &partial);
         step->kernels->merge(&q, stretch, &partial, &sum);
     }
@@ -160,13 +159,13 @@ static void attend_apart(const ts_step *step, int32_t layer, float *scratch) {
         int64_t item = slot / step->stretches, stretch = slot % step->stretches;
         ts_queries q = queries_of(step, layer, item / kv_heads, item % kv_heads);
         ts_partial partial = partial_at(step, space->partials + slot * space->partial_floats);
-        if (stretch < stretches_seen(&q)) step->kernels->attend(&q, stretch, scratch, &partial);
+        if (stretch >= first_stretch(&q) && stretch < stretches_seen(&q)) step->kernels->attend(&q, stretch, scratch, &partial);
     }
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; item++) {
         ts_queries q = queries_of(step, layer, item / kv_heads, item % kv_heads);
         ts_partial sum = partial_at(step, scratch);
-        for (int64_t stretch = 0; stretch < stretches_seen(&q); stretch++) {
+        for (int64_t stretch = first_stretch(&q); stretch < stretches_seen(&q); stretch++) {
             int64_t slot = item * step->stretches + stretch;
             ts_partial partial = partial_at(step, space->partials + slot * space->partial_floats);
             step->kernels->merge(&q, stretch, &partial, &sum);

@@ -33,7 +33,7 @@ static int machine_has(const ts_kernels *kernels) {
 enum { ROWS = 13, IN = 64, OUT = 16 }; /* more rows than any tile has, two groups, one panel */
 
 typedef struct {
-    float norm[IN], silu[IN], product[2][ROWS * OUT];
+    float norm[IN], silu[IN], gelu[IN], product[2][ROWS * OUT];
 } sample;
 
 /* A little of everything that an instruction set computes. */
@@ -65,6 +65,7 @@ static void take_sample(const ts_kernels *kernels, sample *result) {
     for (int w = 0; w < 2; w++) kernels->project(&weights[w], &in, 0, ROWS, 0, 1, result->product[w], OUT, 0);
     kernels->norm(x, x + IN, IN, 1e-5f, result->norm);
     kernels->silu_mul(x, x + IN, IN, result->silu);
+    kernels->gelu_mul(x, x + IN, IN, result->gelu);
 }
 
 /* Not bit by bit: plain C may have no fused multiply-add. */

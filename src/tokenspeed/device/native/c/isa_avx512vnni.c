@@ -12,6 +12,7 @@ const ts_kernels ts_kernels_avx512vnni = {
     .name = "avx512vnni",
     .norm = norm,
     .silu_mul = silu_mul,
+    .gelu_mul = gelu_mul,
     .quantize = quantize,
     .project = project,
     .rotate = rotate,

@@ -11,6 +11,7 @@ const ts_kernels ts_kernels_portable = {
     .name = "portable",
     .norm = norm,
     .silu_mul = silu_mul,
+    .gelu_mul = gelu_mul,
     .quantize = quantize,
     .project = project,
     .rotate = rotate,

@@ -42,7 +42,14 @@ typedef struct {
     int64_t page_bytes; /* from a page's run to the next page's */
     int32_t page_tokens;
     int32_t format; /* TS_F32 or TS_F16 */
+    int64_t window; /* positions a query sees, its own included; 0: all before it */
 } ts_queries;
+
+/* The first position that token `token` of the queries sees. */
+static inline int64_t ts_sees_from(const ts_queries *q, int64_t token) {
+    int64_t from = q->first + token + 1 - q->window;
+    return q->window && from > 0 ? from : 0;
+}
 
 /* Softmax-weighted values of tokens * heads rows over some positions; head_dim padded to 16s. */
 typedef struct {
@@ -59,6 +66,9 @@ typedef struct {
 
     /* out = gate / (1 + exp(-gate)) * up */
     void (*silu_mul)(const float *gate, const float *up, int64_t n, float *out);
+
+    /* out = gate / (1 + exp(-2u)) * up, u = sqrt(2 / pi) * (gate + 0.044715 gate^3): GELU's tanh formula */
+    void (*gelu_mul)(const float *gate, const float *up, int64_t n, float *out);
 
     /* n is padded with zeros to whole groups. A group with an infinity or NaN gets a scale that passes it on. */
     void (*quantize)(const float *x, int64_t n, int16_t *q, ts_group *groups);

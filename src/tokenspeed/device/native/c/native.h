@@ -1,4 +1,4 @@
-/* The forward of a Llama-family decoder on CPU: one call computes a range of layers for a ragged batch.
+/* The forward of a decoder of the Llama or Gemma 3 family on CPU: one call computes a range of layers for a ragged batch.
  *
  * Promise: the bits of a token's result depend on the model, the token's sequence up to it, and on
  * nothing else: not on other rows, chunk sizes, threads or where pages are. Every sum has one order,
@@ -7,7 +7,7 @@
  *     (quantized weights: group after group, within a group exact integers);
  *   - a score does the same over the head's dimensions, a weighted sum of values over positions;
  *   - softmax runs over stretches of ATTENTION_STRETCH positions counted from the sequence's start,
- *     which are merged from first to last;
+ *     which are merged from first to last; what lies behind a window is no part of any of these sums;
  *   - sums of one vector (norms, softmax) use 16 lanes, lane = index mod 16, then a fixed tree.
  * So instruction sets with fused multiply-add agree with each other bit by bit, too.
  *
@@ -84,43 +84,77 @@ typedef struct {
     const float *bias;  /* [out] or NULL */
 } ts_linear;
 
+/* Of the feed-forward's gate. */
+typedef enum {
+    TS_SILU = 0,
+    TS_GELU_TANH = 1, /* GELU by its tanh formula */
+    TS_ACTIVATIONS = 2
+} ts_activation;
+
 typedef struct {
-    const float *attn_norm; /* [hidden], as is mlp_norm */
+    const float *attn_norm; /* [hidden], as are the next three */
     const float *mlp_norm;
-    const float *qk_norm; /* [heads + kv_heads][head_dim] or NULL */
+    const float *attn_post_norm; /* or NULL: what attention adds is added as it is */
+    const float *mlp_post_norm;  /* likewise of the feed-forward */
+    const float *qk_norm;        /* [heads + kv_heads][head_dim] or NULL */
+    int32_t cache;               /* number of the ts_cache with the layer's keys and values */
+    int32_t index;               /* number of the layer in it */
+    int32_t rope;                /* number of the ts_rope */
+    int32_t activation;          /* ts_activation */
     ts_linear q, k, v, o, gate, up, down;
 } ts_layer;
 
+/* Rotary positions. */
 typedef struct {
-    int32_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, vocab;
-    float rms_eps;
-    float rope_magnitude;
+    const float *frequencies; /* [head_dim / 2], radians a position; pair i is dimensions 2i, 2i + 1 */
+    float magnitude;
     int32_t unused;
-    const float *rope_frequencies; /* [head_dim / 2], radians a position; pair i is dimensions 2i, 2i + 1 */
-    const float *norm;             /* [hidden] */
+} ts_rope;
+
+typedef struct {
+    int32_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, num_ropes;
+    float rms_eps;
+    float embedding_scale; /* embeddings are multiplied by it */
+    float query_scale;     /* scores are multiplied by it */
+    int32_t unused;
+    const ts_rope *ropes;
+    const float *norm; /* [hidden] */
     ts_linear embedding;           /* [vocab] rows of hidden */
     ts_linear head;
     const ts_layer *layers;
 } ts_model;
 
-/* Pages [num_pages][layers][2][kv_heads]. A run of keys is [head_dim][page_tokens], so that 16 positions
- * are one vector; a run of values is [page_tokens][head_dim]. */
+/* The pages of one cache group, each [layers][2][kv_heads]. A run of keys is [head_dim][page_tokens], so
+ * that 16 positions are one vector; a run of values is [page_tokens][head_dim]. */
 typedef struct {
     void *pages;
-    int32_t format; /* TS_F32 or TS_F16 */
+    int64_t page_bytes; /* from one page to the next */
     int32_t num_pages;
     int32_t page_tokens;
     int32_t layers;
+    int32_t window; /* tokens a query sees, itself included; 0: all before it */
+} ts_cache;
+
+typedef struct {
+    const ts_cache *caches;
+    int32_t num_caches;
+    int32_t format; /* TS_F32 or TS_F16 */
 } ts_pool;
+
+/* Block tables of one cache group. */
+typedef struct {
+    const int32_t *blocks; /* [rows][max_blocks]; entries wholly behind a row's window are not looked at */
+    int64_t max_blocks;
+} ts_table;
 
 /* See device/step.py, RaggedRows. */
 typedef struct {
-    int64_t tokens, rows, max_blocks, wanted;
+    int64_t tokens, rows, wanted;
     const int64_t *token_ids;     /* [tokens] */
     const int64_t *positions;     /* [tokens] */
     const int64_t *offsets;       /* [rows + 1] */
     const int64_t *contexts;      /* [rows] */
-    const int32_t *block_tables;  /* [rows][max_blocks] */
+    const ts_table *tables;       /* one a cache group */
     const int64_t *logit_tokens;  /* [wanted] */
 } ts_rows;
 
@@ -143,7 +177,7 @@ typedef enum {
     TS_BAD_PAGE = 4,      /* a block table that is too short or names a page outside the pool */
     TS_BAD_LOGITS = 5,    /* a logit token that is not one of the batch's */
     TS_BAD_WORKSPACE = 6, /* too small or not aligned, or for no thread */
-    TS_BAD_FORMAT = 7     /* a pool or weight format unknown here */
+    TS_BAD_FORMAT = 7     /* a pool, weight format or kind of layer unknown here */
 } ts_status;
 
 /* Scratch for `tokens` tokens, whose longest context is `context`, by `threads` threads. */
@@ -186,8 +220,9 @@ TS_API void ts_unpack_row(const ts_linear *linear, int64_t row, float *out);
 
 /* ---- for checks ---------------------------------------------------------------------------------- */
 
-/* Sizes of ts_linear, ts_layer, ts_model, ts_pool, ts_rows, ts_call. */
-TS_API void ts_layout(int64_t sizes[6]);
+/* Sizes of ts_linear, ts_layer, ts_rope, ts_model, ts_cache, ts_pool, ts_table, ts_rows, ts_call. */
+enum { TS_LAYOUT = 9 };
+TS_API void ts_layout(int64_t sizes[TS_LAYOUT]);
 
 /* y[rows][out] = x[rows][in] @ W^T + bias with the current instruction set, by the calling thread alone. */
 TS_API void ts_project(const ts_linear *linear, const float *x, int64_t rows, float *y, void *workspace);

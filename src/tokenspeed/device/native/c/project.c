@@ -42,6 +42,8 @@ void ts_project_gate_up(const ts_step *step, const ts_layer *layer, const ts_inp
     const ts_input *mixed = &step->space.mixed;
     int64_t rows = step->rows->tokens, columns = layer->gate.out, panels = ts_panels(columns);
     int64_t groups = ts_groups(columns), stride = step->space.projected_wide;
+    void (*gate_mul)(const float *, const float *, int64_t, float *) =
+        layer->activation == TS_SILU ? step->kernels->silu_mul : step->kernels->gelu_mul;
     int64_t block = block_rows(&layer->gate, rows), blocks = ts_round_up(rows, block) / block;
     ts_share mine = ts_share_of(blocks * groups, team);
     for (int64_t item = mine.first; item < mine.last; item++) {
@@ -52,8 +54,8 @@ void ts_project_gate_up(const ts_step *step, const ts_layer *layer, const ts_inp
         step->kernels->project(&layer->gate, in, row, count, first, last, gate, stride, 0);
         step->kernels->project(&layer->up, in, row, count, first, last, up, stride, 0);
         for (int64_t r = row; r < row + count; r++) {
-            step->kernels->silu_mul(gate + r * stride + from, up + r * stride + from, to - from,
-                                    mixed->x + r * mixed->x_stride + from);
+            gate_mul(gate + r * stride + from, up + r * stride + from, to - from,
+                     mixed->x + r * mixed->x_stride + from);
             ts_prepare(step, layer->down.format, mixed, r, from, to);
         }
     }

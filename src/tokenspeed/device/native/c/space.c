@@ -29,14 +29,15 @@ ts_space ts_lay_out(const ts_model *model, int64_t tokens, int64_t context, int3
     int64_t group = model->heads / model->kv_heads, at = 0;
     int64_t stretches = ts_round_up(context, TS_ATTENTION_STRETCH) / TS_ATTENTION_STRETCH;
     ts_space s = {0};
-    s.projected_wide = ts_round_up(larger(q_dim + 2 * kv_dim, 2 * (int64_t)model->intermediate), TS_PANEL);
+    int64_t wide = larger(q_dim + 2 * kv_dim, 2 * (int64_t)model->intermediate);
+    s.projected_wide = ts_round_up(larger(wide, model->hidden), TS_PANEL);
     s.partial_floats = ts_partial_floats(group, model->head_dim);
     s.attention_floats = ts_round_up(2 * s.partial_floats + ts_attention_scratch(group, model->head_dim), TS_PANEL);
     s.partial_slots = (threads > 1 ? 4 * (int64_t)threads : 0) * stretches;
     s.normed = carve_rows(memory, &at, tokens <= TS_FEW_TOKENS ? threads * tokens : tokens, model->hidden);
     s.mixed = carve_rows(memory, &at, tokens, larger(q_dim, model->intermediate));
     s.projected = carve(memory, &at, tokens * s.projected_wide * (int64_t)sizeof(float));
-    s.turns = carve(memory, &at, tokens * model->head_dim * (int64_t)sizeof(float));
+    s.turns = carve(memory, &at, model->num_ropes * tokens * model->head_dim * (int64_t)sizeof(float));
     s.tiles = carve(memory, &at, tokens * (int64_t)sizeof(ts_query_tile));
     s.attention = carve(memory, &at, threads * s.attention_floats * (int64_t)sizeof(float));
     s.partials = carve(memory, &at, s.partial_slots * s.partial_floats * (int64_t)sizeof(float));

@@ -10,19 +10,24 @@ static void embed(const ts_step *step, ts_team team) {
     const ts_model *model = step->model;
     ts_share mine = ts_share_of(step->rows->tokens, team);
     for (int64_t token = mine.first; token < mine.last; token++) {
-        ts_unpack_row(&model->embedding, step->rows->token_ids[token], step->call->hidden + token * model->hidden);
+        float *hidden = step->call->hidden + token * model->hidden, scale = model->embedding_scale;
+        ts_unpack_row(&model->embedding, step->rows->token_ids[token], hidden);
+        for (int64_t i = 0; scale != 1.0f && i < model->hidden; i++) hidden[i] *= scale;
     }
 }
 
 static void find_turns(const ts_step *step, ts_team team) {
     const ts_model *model = step->model;
-    ts_share mine = ts_share_of(step->rows->tokens, team);
-    for (int64_t token = mine.first; token < mine.last; token++) {
-        float *turns = step->space.turns + token * model->head_dim, position = (float)step->rows->positions[token];
+    int64_t tokens = step->rows->tokens;
+    ts_share mine = ts_share_of(model->num_ropes * tokens, team);
+    for (int64_t item = mine.first; item < mine.last; item++) {
+        const ts_rope *rope = model->ropes + item / tokens;
+        float *turns = step->space.turns + item * model->head_dim;
+        float position = (float)step->rows->positions[item % tokens];
         for (int64_t pair = 0; pair < model->head_dim / 2; pair++) {
-            float angle = position * model->rope_frequencies[pair];
-            turns[2 * pair] = cosf(angle) * model->rope_magnitude;
-            turns[2 * pair + 1] = sinf(angle) * model->rope_magnitude;
+            float angle = position * rope->frequencies[pair];
+            turns[2 * pair] = cosf(angle) * rope->magnitude;
+            turns[2 * pair + 1] = sinf(angle) * rope->magnitude;
         }
     }
 }
@@ -60,6 +65,25 @@ static ts_input norm_rows(const ts_step *step, const float *weight, int32_t form
 
 static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 
+/* Where a half's last projection goes: added to the hidden state, or to be normed by `norm` first. */
+static ts_part last_part(const ts_step *step, const ts_linear *linear, const float *norm) {
+    if (norm) return (ts_part){linear, step->space.projected, step->space.projected_wide, 0};
+    return (ts_part){linear, step->call->hidden, step->model->hidden, 1};
+}
+
+/* Norm what is in space.projected and add it to the hidden state; a barrier before, and one after. */
+static void add_normed(const ts_step *step, const float *norm, ts_team team) {
+    const ts_model *model = step->model;
+    ts_share mine = ts_share_of(step->rows->tokens, team);
+    for (int64_t token = mine.first; token < mine.last; token++) {
+        float *x = step->space.projected + token * step->space.projected_wide;
+        float *hidden = step->call->hidden + token * model->hidden;
+        step->kernels->norm(x, norm, model->hidden, model->rms_eps, x);
+        for (int64_t i = 0; i < model->hidden; i++) hidden[i] += x[i];
+    }
+#pragma omp barrier
+}
+
 static void attention_half(const ts_step *step, int32_t index, ts_team team) {
     const ts_model *model = step->model;
     const ts_layer *layer = model->layers + index;
@@ -70,7 +94,7 @@ static void attention_half(const ts_step *step, int32_t index, ts_team team) {
         {&layer->k, s->projected + q_dim, s->projected_wide, 0},
         {&layer->v, s->projected + q_dim + kv_dim, s->projected_wide, 0},
     };
-    const ts_part out = {&layer->o, step->call->hidden, model->hidden, 1};
+    const ts_part out = last_part(step, &layer->o, layer->attn_post_norm);
     int32_t format = larger(layer->q.format, larger(layer->k.format, layer->v.format)); /* quantized if one is */
     const ts_input in = norm_rows(step, layer->attn_norm, format, NULL, step->rows->tokens, team);
     ts_project_parts(step, &in, step->rows->tokens, qkv, 3, team);
@@ -79,18 +103,19 @@ static void attention_half(const ts_step *step, int32_t index, ts_team team) {
     ts_attention(step, index, team);
     ts_project_parts(step, &s->mixed, step->rows->tokens, &out, 1, team);
 #pragma omp barrier
+    if (layer->attn_post_norm) add_normed(step, layer->attn_post_norm, team);
 }
 
 static void feed_forward_half(const ts_step *step, int32_t index, ts_team team) {
-    const ts_model *model = step->model;
-    const ts_layer *layer = model->layers + index;
-    const ts_part down = {&layer->down, step->call->hidden, model->hidden, 1};
+    const ts_layer *layer = step->model->layers + index;
+    const ts_part down = last_part(step, &layer->down, layer->mlp_post_norm);
     int32_t format = larger(layer->gate.format, layer->up.format);
     const ts_input in = norm_rows(step, layer->mlp_norm, format, NULL, step->rows->tokens, team);
     ts_project_gate_up(step, layer, &in, team);
 #pragma omp barrier
     ts_project_parts(step, &step->space.mixed, step->rows->tokens, &down, 1, team);
 #pragma omp barrier
+    if (layer->mlp_post_norm) add_normed(step, layer->mlp_post_norm, team);
 }
 
 /* Logits of the wanted tokens, as many at a time as space.normed has rows. */
@@ -143,8 +168,8 @@ void ts_project(const ts_linear *linear, const float *x, int64_t rows, float *y,
     kernels->project(linear, &in, 0, rows, 0, ts_panels(linear->out), y, linear->out, 0);
 }
 
-void ts_layout(int64_t sizes[6]) {
-    const int64_t all[6] = {sizeof(ts_linear), sizeof(ts_layer), sizeof(ts_model),
-                            sizeof(ts_pool), sizeof(ts_rows), sizeof(ts_call)};
-    for (int i = 0; i < 6; i++) sizes[i] = all[i];
+void ts_layout(int64_t sizes[TS_LAYOUT]) {
+    const int64_t all[TS_LAYOUT] = {sizeof(ts_linear), sizeof(ts_layer), sizeof(ts_rope),  sizeof(ts_model), sizeof(ts_cache),
+                                    sizeof(ts_pool),   sizeof(ts_table), sizeof(ts_rows), sizeof(ts_call)};
+    for (int i = 0; i < TS_LAYOUT; i++) sizes[i] = all[i];
 }

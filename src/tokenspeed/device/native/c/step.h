@@ -23,8 +23,8 @@ enum { TS_FEW_TOKENS = 8 };
 typedef struct {
     ts_input normed;  /* [T][hidden]; with few tokens [threads][T][hidden] */
     ts_input mixed;   /* [T]: attention's result, then the inner activations of the feed-forward */
-    float *projected; /* [T][projected_wide]: q, k, v, or gate and up */
-    float *turns;     /* [T][head_dim / 2][2]: cosine and sine */
+    float *projected; /* [T][projected_wide]: q, k, v, or gate and up, or what is normed before it is added */
+    float *turns;     /* [ropes][T][head_dim / 2][2]: cosine and sine */
     ts_query_tile *tiles;
     float *attention; /* [threads][attention_floats] */
     float *partials;  /* [partial_slots][partial_floats]: stretches computed apart */
@@ -46,6 +46,10 @@ typedef struct {
 } ts_step;
 
 ts_space ts_lay_out(const ts_model *model, int64_t tokens, int64_t context, int32_t threads, void *memory);
+
+static inline const ts_cache *ts_cache_of(const ts_step *step, int32_t layer) {
+    return step->pool->caches + step->model->layers[layer].cache;
+}
 
 /* Columns first .. last - 1 of row `row` are there as floats: quantize them if `format` is. Whole groups. */
 static inline void ts_prepare(const ts_step *step, int32_t format, const ts_input *rows, int64_t row, int64_t first,
@@ -70,7 +74,7 @@ typedef struct {
 void ts_project_parts(const ts_step *step, const ts_input *in, int64_t rows, const ts_part *parts, int num_parts,
                       ts_team team);
 
-/* space.mixed = silu(gate) * up, quantized if `down` is; gate and up of a column by the same thread. */
+/* space.mixed = activation(gate) * up, quantized if `down` is; gate and up of a column by the same thread. */
 void ts_project_gate_up(const ts_step *step, const ts_layer *layer, const ts_input *in, ts_team team);
 
 /* ---- attend.c ---- */

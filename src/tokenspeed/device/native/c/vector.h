@@ -1,4 +1,4 @@
-/* Functions of one vector: norm, softmax's exp, SiLU, quantized activations. Included once for each instruction set. */
+/* Functions of one vector: norm, softmax's exp, SiLU and GELU, quantized activations. Included once for each instruction set. */
 #include "kernels.h"
 
 #include <math.h>
@@ -66,6 +66,24 @@ static void silu_mul(const float *gate, const float *up, int64_t n, float *out) 
     }
     if (rest) {
         v16 product = v16_mul(silu(load_part(gate + whole, rest)), load_part(up + whole, rest));
+        store_part(out + whole, product, rest);
+    }
+}
+
+/* 0.5 x (1 + tanh(u)) is x / (1 + exp(-2u)). */
+TS_INLINE v16 gelu_tanh(v16 x) {
+    v16 one = v16_set1(1.0f), square = v16_mul(x, x);
+    v16 u2 = v16_mul(v16_mul(x, v16_fma(square, v16_set1(0.044715f), one)), v16_set1(1.5957691216057308f));
+    return v16_div(x, v16_add(one, v16_exp(v16_sub(v16_set1(0.0f), u2))));
+}
+
+static void gelu_mul(const float *gate, const float *up, int64_t n, float *out) {
+    int64_t whole = n / 16 * 16, rest = n - whole;
+    for (int64_t i = 0; i < whole; i += 16) {
+        v16_store(out + i, v16_mul(gelu_tanh(v16_load(gate + i)), v16_load(up + i)));
+    }
+    if (rest) {
+        v16 product = v16_mul(gelu_tanh(load_part(gate + whole, rest)), load_part(up + whole, rest));
         store_part(out + whole, product, rest);
     }
 }
