@@ -11,11 +11,13 @@ from tokenspeed.plane.table import RequestTable
 from tokenspeed.scheduler.config import SchedulerConfig
 from tokenspeed.scheduler.groups import Group
 from tokenspeed.scheduler.hits import Hit
+from tokenspeed.scheduler.host.images import Images
 from tokenspeed.scheduler.pool import Pool
 from tokenspeed.scheduler.prefix import PrefixCache
 from tokenspeed.scheduler.residents import Residents
 from tokenspeed.scheduler.seniority import Seniority
-from tokenspeed.scheduler.states import Event, Life
+from tokenspeed.scheduler.states import Event, Life, State
+from tokenspeed.scheduler.tier import Tier
 from tokenspeed.scheduler.waiting import WaitingQueue
 
 
@@ -47,6 +49,8 @@ class Admission:
     residents: Residents
     waiting: WaitingQueue
     seniority: Seniority
+    tier: Tier
+    images: Images
     state: AdmissionState = attrs.field(factory=AdmissionState)
 
     def submit(self, rows: Sequence[int], *, round_id: int) -> SubmitResult:
@@ -65,7 +69,7 @@ class Admission:
     def admit_next(self) -> int | None:
         """Seat the head of the queue, if there is a slot and there are pages; nobody overtakes it."""
         row = self.waiting.head()
-        if row is None or not self.residents.has_seat:
+        if row is None or not self.residents.has_seat or self.images.waiting() is not None:
             return None
         state, schedule = self.state, self.table.schedule
         known, limit = int(self.table.tokens.known[row]), self._limit(row)
@@ -80,11 +84,26 @@ class Admission:
             return None
         state.order = -1
         self.waiting.remove(row)
-        self.residents.seat(row, hit, goal=known, limit=limit, cover=cover)
+        self.residents.seat(row, hit, self.tier, goal=known, limit=limit, cover=cover)
         self.life.move(row, Event.ADMIT)
         self.seniority.note_admitted(row)
         schedule.scheduled[row] = schedule.landed[row] = hit.tokens
         schedule.cached[row] = min(hit.tokens, int(self.table.identity.prompt_len[row]) - 1)
+        return row
+
+    def readmit_next(self) -> int | None:
+        """Seat the suspended request whose turn it is, if its image is complete and it fits (H12); it is restored
+        before it is planned. Nobody is admitted before the last of them is back."""
+        row = self.images.waiting()
+        if row is None or not self.residents.has_seat or self.life.of(row) is not State.SUSPENDED:
+            return None
+        known, limit = int(self.table.tokens.known[row]), self._limit(row)
+        cover = min(known + self.config.ahead_tokens, limit)
+        hit = self.images.hit(row)
+        if not self._fits(row, hit, cover, limit):
+            return None
+        self.images.restore(row, hit, goal=known, limit=limit, cover=cover)
+        self.life.move(row, Event.RESTORE)
         return row
 
     def _fits(self, row: int, hit: Hit, cover: int, limit: int) -> bool:

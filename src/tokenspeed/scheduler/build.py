@@ -13,6 +13,10 @@ from tokenspeed.scheduler.decoding import Decoding
 from tokenspeed.scheduler.draft import constants
 from tokenspeed.scheduler.exits import Exits
 from tokenspeed.scheduler.groups import Group, model_groups
+from tokenspeed.scheduler.host.blocks import host_blocks
+from tokenspeed.scheduler.host.images import Images, NoImages, snapshot_images
+from tokenspeed.scheduler.host.operations import Operations
+from tokenspeed.scheduler.host.tier import HostTier, host_tier
 from tokenspeed.scheduler.index import GroupIndex
 from tokenspeed.scheduler.kept_states import KeptStates, NoStates, StateKeeper
 from tokenspeed.scheduler.kv_log import KvLog, NetKvLog, NullKvLog
@@ -45,7 +49,7 @@ def build_scheduler(config: SchedulerConfig, table: RequestTable, policy: Schedu
     life = Life(table=table)
     groups = model_groups(config)
     pool = make_pool(config.num_pages, tuple(spec.blocks_per_parent for spec in config.specs))
-    tier: Tier = NoTier()
+    tier = tier_below(config, pool)
     cache = prefix_cache(config, table, groups, pool, tier)
     residents = Residents(
         config=config,
@@ -53,9 +57,9 @@ def build_scheduler(config: SchedulerConfig, table: RequestTable, policy: Schedu
         table=table,
         pool=pool,
         cache=cache,
-        tier=tier,
         state=resident_state(config, groups),
     )
+    images = retraction_images(config, groups, table, residents, cache, tier)
     states = kept_states(config, groups, residents, pool, cache)
     waiting = WaitingQueue(table=table, policy=policy, cached=cache)
     seniority = Seniority()
@@ -67,6 +71,7 @@ def build_scheduler(config: SchedulerConfig, table: RequestTable, policy: Schedu
         waiting=waiting,
         seniority=seniority,
         states=states,
+        images=images,
     )
     pressure = Pressure(
         config=config,
@@ -78,6 +83,8 @@ def build_scheduler(config: SchedulerConfig, table: RequestTable, policy: Schedu
         seniority=seniority,
         exits=exits,
         states=states,
+        tier=tier,
+        images=images,
     )
     admission = Admission(
         config=config,
@@ -89,6 +96,8 @@ def build_scheduler(config: SchedulerConfig, table: RequestTable, policy: Schedu
         residents=residents,
         waiting=waiting,
         seniority=seniority,
+        tier=tier,
+        images=images,
     )
     return PagedScheduler(
         config=config,
@@ -97,6 +106,7 @@ def build_scheduler(config: SchedulerConfig, table: RequestTable, policy: Schedu
         pool=pool,
         cache=cache,
         tier=tier,
+        images=images,
         residents=residents,
         states=states,
         waiting=waiting,
@@ -115,6 +125,36 @@ def build_scheduler(config: SchedulerConfig, table: RequestTable, policy: Schedu
         pressure=pressure,
         exits=exits,
         common=constants(config.max_num_seqs),
+    )
+
+
+def tier_below(config: SchedulerConfig, pool: Pool) -> Tier:
+    """The host tier, if the device side has made one."""
+    if config.host_parents < 2:  # the null parent alone holds nothing
+        return NoTier()
+    host = host_blocks(config.host_parents, tuple(spec.blocks_per_parent for spec in config.specs))
+    return host_tier(config.write_policy, pool, host, Operations())
+
+
+def retraction_images(
+    config: SchedulerConfig,
+    groups: tuple[Group, ...],
+    table: RequestTable,
+    residents: Residents,
+    cache: PrefixCache,
+    tier: Tier,
+) -> Images:
+    """Images need a snapshot pool, and the host tier for the pages that have names."""
+    if not config.images or not isinstance(tier, HostTier):
+        return NoImages()
+    return snapshot_images(
+        config.images,
+        specs=config.specs,
+        groups=groups,
+        table=table,
+        residents=residents,
+        cache=cache,
+        tier=tier,
     )
 
 

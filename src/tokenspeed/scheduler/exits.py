@@ -7,6 +7,7 @@ import attrs
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.table import NO_SLOT, RequestTable
 from tokenspeed.scheduler.draft import PlanDraft
+from tokenspeed.scheduler.host.images import Images
 from tokenspeed.scheduler.kept_states import KeptStates
 from tokenspeed.scheduler.prefix import PrefixCache
 from tokenspeed.scheduler.residents import Residents
@@ -24,14 +25,20 @@ class Exits:
     waiting: WaitingQueue
     seniority: Seniority
     states: KeptStates
+    images: Images
 
     def end(self, row: int) -> None:
         """`row` is to be planned no more: it finished or was aborted. May be told twice."""
         if self.table.schedule.inflight[row]:
             self.life.move(row, Event.END_IN_FLIGHT)
             return
-        owned = OWNS[self.life.of(row)]
+        state = self.life.of(row)
+        owned = OWNS[state]
         self.life.move(row, Event.END)
+        if state in (State.RESTORING, State.DISCARDING):
+            return
+        if Owned.IMAGE in owned:
+            self.images.discard(row)
         if Owned.PLACE in owned:
             self.waiting.remove(row)
         self._let_go(row, owned)
@@ -42,6 +49,13 @@ class Exits:
             if not self.table.schedule.inflight[row]:
                 self._let_go(row, OWNS[State.FINISHING])
                 self.life.move(row, Event.LANDED)
+
+    def restored(self, row: int) -> None:
+        """The image of `row` is on the device: it goes on, or, if it was aborted, its pages return."""
+        state = self.life.of(row)
+        self.life.move(row, Event.RESTORED)
+        if state is State.DISCARDING:
+            self._let_go(row, OWNS[state])
 
     def check_drained(self) -> None:
         """Raises: InvariantBroken: a request's last token came and nobody ended it; it would stay for ever."""

@@ -12,17 +12,19 @@ import attrs
 import numpy as np
 
 from tokenspeed.errors import InvariantBroken
-from tokenspeed.plane.messages import Int32Array
-from tokenspeed.plane.plan import PlanAbort, int32
+from tokenspeed.plane.messages import IndexArray
+from tokenspeed.plane.plan import PlanAbort, index_array
 from tokenspeed.plane.table import RequestTable
 from tokenspeed.scheduler.config import Retraction, SchedulerConfig
 from tokenspeed.scheduler.draft import PlanDraft
 from tokenspeed.scheduler.exits import Exits
+from tokenspeed.scheduler.host.images import Images
 from tokenspeed.scheduler.kept_states import KeptStates
 from tokenspeed.scheduler.pool import Pool
 from tokenspeed.scheduler.residents import Residents
 from tokenspeed.scheduler.seniority import Seniority
 from tokenspeed.scheduler.states import Event, Life, State
+from tokenspeed.scheduler.tier import Tier
 from tokenspeed.scheduler.waiting import WaitingQueue
 
 
@@ -37,21 +39,24 @@ class Pressure:
     seniority: Seniority
     exits: Exits
     states: KeptStates
+    tier: Tier
+    images: Images
 
     def settle(self, draft: PlanDraft) -> None:
         """Take the pages of victims whose forwards have landed."""
         for row in self.life.rows(State.YIELDING):
             draft.pressed = True
-            if not self.table.schedule.inflight[row]:
+            # Another one's turn may have ended it.
+            if self.life.of(row) is State.YIELDING and not self.table.schedule.inflight[row]:
                 self._give_way(row, draft)
 
-    def relieve(self, short: Int32Array, draft: PlanDraft) -> None:
+    def relieve(self, short: IndexArray, draft: PlanDraft) -> None:
         """Give each of `short` (decodes that lack a block of some group) its blocks as far as possible.
 
         Those that give way last come first, so that nobody gets a block and is then made a victim.
-        Victims give way one after the other until there is enough; once one has to land first, the
-        rest wait for its pages. A row that got nothing is still in DECODING and must be planned only
-        if its present blocks suffice.
+        Victims give way one after the other until there is enough; once one has to land first, or an
+        acknowledgment will set blocks free, the rest wait for those. A row that got nothing is still in
+        DECODING and must be planned only if its present blocks suffice.
         """
         draft.pressed = True
         slot_of = self.table.schedule.slot
@@ -62,9 +67,9 @@ class Pressure:
                 if self.pool.fits(lacking):
                     for group, count in enumerate(lacking):
                         if count:
-                            self.residents.extend_each(group, int32([slot]))
+                            self.residents.extend_each(group, index_array([slot]))
                     break
-                if self.life.count(State.YIELDING):
+                if self.life.count(State.YIELDING) or self.tier.holds_alone():
                     break
                 self._call_victim(draft)
 
@@ -76,47 +81,75 @@ class Pressure:
 
     def _call_victim(self, draft: PlanDraft) -> None:
         """Make one request give way, now or when its forwards have landed."""
-        victim = self._victim()
+        victim = max(self.life.rows(State.DECODING), key=self.seniority.as_victim)
+        if self._way(victim, draft) is Retraction.ABORT:
+            victim = self._newest()
         if self.table.schedule.inflight[victim]:
             self.life.move(victim, Event.YIELD)
         else:
             self._give_way(victim, draft)
 
-    def _victim(self) -> int:
-        candidates = self.life.rows(State.DECODING)
-        if self._way is Retraction.ABORT:
-            # A capacity abort takes the newest resident, whatever it does (SP-46).
-            return max(candidates + self.life.rows(State.PREFILLING), key=self.seniority.admitted)
-        return max(candidates, key=self.seniority.as_victim)
-
-    @property
-    def _way(self) -> Retraction:
-        """The first step of the chain that can be taken. No image pool exists here, so no image can be made."""
+    def _way(self, row: int, draft: PlanDraft) -> Retraction:
+        """The first step of the chain that can be taken with `row`."""
         for step in self.config.retraction:
-            if step is not Retraction.SNAPSHOT:
+            if step is not Retraction.SNAPSHOT or (row not in draft.seated and self.images.possible(row)):
                 return step
         raise InvariantBroken("no way to retract", chain=self.config.retraction)
 
+    def _newest(self) -> int:
+        """A capacity abort takes the newest resident, whatever it does (SP-46)."""
+        life = self.life
+        rows = life.rows(State.DECODING) + life.rows(State.PREFILLING) + life.rows(State.YIELDING)
+        return max(rows, key=self.seniority.admitted)
+
     def _give_way(self, row: int, draft: PlanDraft) -> None:
         draft.pressed = True
-        if self._way is Retraction.ABORT:
-            self._abort(row, draft)
-        else:
-            self._send_back(row, draft)
+        for step in self.config.retraction:
+            if step is Retraction.RECOMPUTE:
+                self._send_back(row, draft)
+                return
+            if step is Retraction.ABORT:
+                self._abort_for(row, draft)
+                return
+            # What this plan seats is not on the device yet.
+            if row not in draft.seated and self.images.store(row):
+                self._suspend(row, draft)
+                return
+        raise InvariantBroken("no way to retract", chain=self.config.retraction)
 
-    def _send_back(self, row: int, draft: PlanDraft) -> None:
-        """To the head of the waiting queue, with its tokens and without pages; its blocks stay findable (SP-47)."""
-        schedule = self.table.schedule
-        slot = int(schedule.slot[row])
+    def _suspend(self, row: int, draft: PlanDraft) -> None:
+        """Its image is under way, and its pages and slot are free for this very plan (SP-43, SP-45)."""
+        self._vacate(row)
+        self.life.move(row, Event.SUSPEND)
+        self.seniority.note_retracted(row)
+        draft.preempted.append(row)
+
+    def _vacate(self, row: int) -> None:
+        slot = int(self.table.schedule.slot[row])
         self.states.vacated(slot)
         self.residents.release_pages(slot)
         self.table.unseat(row)
         self.residents.leave(slot)
+
+    def _send_back(self, row: int, draft: PlanDraft) -> None:
+        """To the head of the waiting queue, with its tokens and without pages; its blocks stay findable (SP-47)."""
+        self._vacate(row)
+        schedule = self.table.schedule
         schedule.scheduled[row] = schedule.landed[row] = 0
         self.life.move(row, Event.RETRACT)
         self.seniority.note_retracted(row)
         self.waiting.give_back(row, round_id=draft.round_id, stamp=self.seniority.admitted(row))
         draft.preempted.append(row)
+
+    def _abort_for(self, row: int, draft: PlanDraft) -> None:
+        """`row` cannot be kept in any way: the newest request gives up its pages, which may be another one."""
+        newest = self._newest()
+        if newest != row and self.life.of(row) is State.YIELDING:
+            self.life.move(row, Event.STAY)
+        if not self.table.schedule.inflight[newest]:
+            self._abort(newest, draft)
+        elif self.life.of(newest) is not State.YIELDING:
+            self.life.move(newest, Event.YIELD)
 
     def _abort(self, row: int, draft: PlanDraft) -> None:
         residents = np.count_nonzero(self.residents.state.owner >= 0)

@@ -29,13 +29,14 @@ from tokenspeed.scheduler.config import SchedulerConfig
 from tokenspeed.scheduler.decoding import Decoding
 from tokenspeed.scheduler.draft import Constants, PlanDraft
 from tokenspeed.scheduler.exits import Exits
+from tokenspeed.scheduler.host.images import Images
 from tokenspeed.scheduler.kept_states import KeptStates
 from tokenspeed.scheduler.pool import Pool
 from tokenspeed.scheduler.prefill import Prefill
 from tokenspeed.scheduler.prefix import Landed, PrefixCache
 from tokenspeed.scheduler.pressure import Pressure
 from tokenspeed.scheduler.residents import Residents
-from tokenspeed.scheduler.states import Life, State
+from tokenspeed.scheduler.states import Event, Life, State
 from tokenspeed.scheduler.tier import Tier
 from tokenspeed.scheduler.waiting import WaitingQueue
 
@@ -62,6 +63,7 @@ class PagedScheduler:
     pool: Pool
     cache: PrefixCache
     tier: Tier
+    images: Images
     residents: Residents
     states: KeptStates
     waiting: WaitingQueue
@@ -99,8 +101,11 @@ class PagedScheduler:
             self.pressure.settle(draft)
         # Decodes first: each has its token in every forward, so it never waits for more than one chunk.
         self.decoding.plan(draft)
+        while not draft.pressed and (restored := self.admission.readmit_next()) is not None:
+            draft.seated.append(restored)
         self.prefill.plan(draft)
-        if draft.stuck and not draft.chunks and state.landed == state.planned and not len(draft.decodes.rows):
+        idle = state.landed == state.planned and not self.tier.open
+        if draft.stuck and idle and not draft.chunks and not len(draft.decodes.rows):
             self.pressure.unstick(draft)
         return self._plan(draft)
 
@@ -123,7 +128,11 @@ class PagedScheduler:
 
     def advance_head(self, facts: HeadFacts) -> None:
         if facts.acks:
-            self.tier.acked(facts.acks)
+            for row in self.images.settled(self.tier.acked(facts.acks)):
+                self.exits.restored(row)
+            for row in self.life.rows(State.IMAGING):
+                if self.images.ready(row):
+                    self.life.move(row, Event.STORED)
         if facts.tick is not None:
             self.state.may_forward = facts.tick.forward
 
@@ -150,7 +159,7 @@ class PagedScheduler:
         return self.pool.empty + self.pool.cached
 
     def can_clear_cache(self) -> bool:
-        return not self.pool.active and not self.tier.open
+        return not self.pool.active and not self.tier.open and not self.images.held
 
     def clear_cache(self) -> bool:
         if not self.can_clear_cache():
@@ -173,11 +182,12 @@ class PagedScheduler:
         if state.landed > state.planned:
             raise InvariantBroken("more forwards landed than planned", planned=state.planned)
         rows, slots, ends = batch.rows, batch.slots, batch.starts + batch.counts
+        by_one = batch.num_tokens == len(rows)
         schedule.landed[rows] = ends
         schedule.inflight[rows] -= 1
         # Findable from now on: the KV is there. Ends come after, so that a finished request leaves its blocks.
         some_ended = bool(event.finished) or self.life.count(State.FINISHING) > 0
-        for relink in self.cache.publish(Landed(rows, slots, ends, self.residents.tables, some_ended)):
+        for relink in self.cache.publish(Landed(rows, slots, ends, self.residents.tables, by_one, some_ended)):
             self.residents.relink(relink, forward=state.planned)
         self.states.landed(rows, slots, ends)
         self.residents.release_behind(slots, ends)

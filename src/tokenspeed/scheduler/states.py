@@ -28,6 +28,10 @@ class State(enum.IntEnum):
     YIELDING = 5
     FINISHING = 6
     ENDED = 7
+    IMAGING = 8
+    SUSPENDED = 9
+    RESTORING = 10
+    DISCARDING = 11
 
 
 class Event(enum.Enum):
@@ -37,6 +41,8 @@ class Event(enum.Enum):
     LAST_PLANNED: no forward is left to plan. YIELD: chosen as a victim with forwards in flight.
     RETRACT: pages and seat taken back, nothing in flight. END: finished or aborted, nothing in flight.
     END_IN_FLIGHT: the same with forwards in flight. LANDED: the last of those landed. DROP: forgotten.
+    STAY: somebody else gave way instead. SUSPEND: retracted, with an image under way. STORED: the image is
+    there. RESTORE: seated, with the image on its way to the device. RESTORED: it has arrived.
     """
 
     SUBMIT = "submit"
@@ -49,19 +55,26 @@ class Event(enum.Enum):
     END_IN_FLIGHT = "end in flight"
     LANDED = "landed"
     DROP = "drop"
+    STAY = "stay"
+    SUSPEND = "suspend"
+    STORED = "stored"
+    RESTORE = "restore"
+    RESTORED = "restored"
 
 
 class Owned(enum.Flag):
-    """What a state holds: a place in the waiting queue, a device slot, blocks of the pool."""
+    """What a state holds: a place in the waiting queue, a device slot, blocks of the pool, a retraction image."""
 
     NOTHING = 0
     PLACE = enum.auto()
     SLOT = enum.auto()
     PAGES = enum.auto()
+    IMAGE = enum.auto()
 
 
 _ENDS: Mapping[Event, State] = {Event.END: State.ENDED, Event.END_IN_FLIGHT: State.FINISHING}
-_RESIDENT: Mapping[Event, State] = {**_ENDS, Event.YIELD: State.YIELDING, Event.RETRACT: State.WAITING}
+_RETRACTED: Mapping[Event, State] = {Event.RETRACT: State.WAITING, Event.SUSPEND: State.IMAGING}
+_RESIDENT: Mapping[Event, State] = {**_ENDS, **_RETRACTED, Event.YIELD: State.YIELDING}
 
 TRANSITIONS: Mapping[State, Mapping[Event, State]] = MappingProxyType(
     {
@@ -74,7 +87,12 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = MappingProxyType(
         },
         State.DECODING: {Event.LAST_PLANNED: State.DRAINING, **_RESIDENT},
         State.DRAINING: _ENDS,
-        State.YIELDING: {Event.RETRACT: State.WAITING, **_ENDS},
+        State.YIELDING: {Event.STAY: State.DECODING, **_RETRACTED, **_ENDS},
+        State.IMAGING: {Event.STORED: State.SUSPENDED, Event.END: State.ENDED},
+        State.SUSPENDED: {Event.RESTORE: State.RESTORING, Event.END: State.ENDED},
+        # The restore writes the slot and the pages until it is acknowledged, whatever happens to the request.
+        State.RESTORING: {Event.RESTORED: State.PREFILLING, Event.END: State.DISCARDING},
+        State.DISCARDING: {Event.RESTORED: State.ENDED, Event.END: State.DISCARDING},
         # An end may be told twice: by an abort and by the result that was under way.
         State.FINISHING: {Event.LANDED: State.ENDED, Event.END_IN_FLIGHT: State.FINISHING},
         # A slot is kept to the drop: until then the device's release of it may still be queued.
@@ -91,6 +109,10 @@ OWNS: Mapping[State, Owned] = MappingProxyType(
         State.DRAINING: Owned.SLOT | Owned.PAGES,
         State.YIELDING: Owned.SLOT | Owned.PAGES,
         State.FINISHING: Owned.SLOT | Owned.PAGES,
+        State.IMAGING: Owned.IMAGE,
+        State.SUSPENDED: Owned.IMAGE,
+        State.RESTORING: Owned.SLOT | Owned.PAGES | Owned.IMAGE,
+        State.DISCARDING: Owned.SLOT | Owned.PAGES | Owned.IMAGE,
         State.ENDED: Owned.SLOT,  # or nothing, if it ended while it was waiting
     }
 )
@@ -158,5 +180,6 @@ class Life:
             waiting=count(State.WAITING),
             prefilling=count(State.PREFILLING),
             decoding=count(State.DECODING) + count(State.DRAINING) + count(State.YIELDING),
-            finishing=count(State.FINISHING) + count(State.ENDED),
+            suspended=count(State.IMAGING) + count(State.SUSPENDED) + count(State.RESTORING),
+            finishing=count(State.FINISHING) + count(State.ENDED) + count(State.DISCARDING),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -10,6 +11,9 @@ import attrs
 from tokenspeed.plane.messages import Int32Array
 from tokenspeed.plane.plan import CacheOp
 from tokenspeed.plane.results import CacheAcks
+from tokenspeed.scheduler.host.operations import Work
+
+log = logging.getLogger(__name__)
 
 
 class Tier(Protocol):
@@ -28,6 +32,10 @@ class Tier(Protocol):
         """A findable device block is being taken by this plan. Its bytes may still be stored, stream-ordered."""
         ...
 
+    def forgotten(self, group: int, block: int) -> None:
+        """A device block that was published is not findable any more, and may be written over at once."""
+        ...
+
     def published(self, group: int, blocks: Sequence[int], names: Sequence[bytes]) -> None:
         """Device blocks became findable."""
         ...
@@ -40,8 +48,12 @@ class Tier(Protocol):
         """The operations of the plan under construction; asked once, at its end, in frozen rounds too."""
         ...
 
-    def acked(self, acks: CacheAcks) -> None:
-        """Operations have completed; unknown and repeated ones are ignored (SP-16)."""
+    def acked(self, acks: CacheAcks) -> Sequence[Work]:
+        """Operations have completed; unknown and repeated ones are ignored (SP-16). Returns what they did."""
+        ...
+
+    def holds_alone(self) -> bool:
+        """Whether acknowledgments will set free device blocks that nobody else uses."""
         ...
 
     def clear(self) -> None:
@@ -62,6 +74,9 @@ class NoTier:
     def evicting(self, group: int, block: int, name: bytes) -> None:
         return None
 
+    def forgotten(self, group: int, block: int) -> None:
+        return None
+
     def published(self, group: int, blocks: Sequence[int], names: Sequence[bytes]) -> None:
         return None
 
@@ -71,8 +86,12 @@ class NoTier:
     def take_ops(self) -> tuple[CacheOp, ...]:
         return ()
 
-    def acked(self, acks: CacheAcks) -> None:
-        return None
+    def acked(self, acks: CacheAcks) -> Sequence[Work]:
+        log.debug("acknowledgments of unknown operations: %s", acks)
+        return ()
+
+    def holds_alone(self) -> bool:
+        return False
 
     def clear(self) -> None:
         return None
