@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from tokenspeed.checkpoint.random_models import RANDOM_MODELS
 from tokenspeed.device.kernels.registry import REGISTRY, KernelSet
-from tokenspeed.device.kv.pool import KvPool, kv_bytes_per_page, kv_pool
+from tokenspeed.device.kv.layout import attention_group
+from tokenspeed.device.kv.pool import KvPool, kv_pool
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.plan import BlockCopy, GroupBlocks
 
 CONFIG = RANDOM_MODELS["tiny-llama"]
 PAGES = 9
+PAGE_BYTES = attention_group(CONFIG, 8)[0].block_bytes
 
 
 def numbered(pages: int = PAGES) -> KvPool:
@@ -37,8 +39,8 @@ def contents(pool: KvPool) -> list[float]:
 
 def test_the_size_is_what_a_page_costs_times_the_pages() -> None:
     pool = numbered()
-    assert pool.nbytes == PAGES * kv_bytes_per_page(CONFIG, 8)
-    assert kv_bytes_per_page(CONFIG, 8) == 2 * 2 * 2 * 8 * 16 * 4  # layers, k and v, heads, tokens, dim, float32
+    assert pool.nbytes == PAGES * PAGE_BYTES
+    assert PAGE_BYTES == 2 * 2 * 2 * 8 * 16 * 4  # layers, k and v, heads, tokens, dim, float32
     assert (pool.num_pages, pool.page_tokens) == (PAGES, 8)
 
 
@@ -93,7 +95,7 @@ def test_the_null_page_and_pages_outside_are_refused() -> None:
 def test_a_block_can_be_moved_as_bytes_layer_by_layer() -> None:
     pool = numbered()
     view = pool.layer_bytes(0)
-    assert view.shape == (PAGES, CONFIG.num_layers, kv_bytes_per_page(CONFIG, 8) // CONFIG.num_layers)
+    assert view.shape == (PAGES, CONFIG.num_layers, PAGE_BYTES // CONFIG.num_layers)
     view[3, 1] = view[5, 1]
     assert torch.equal(pool.pages[3, 1], pool.pages[5, 1])
     assert torch.equal(pool.pages[3, 0], torch.full_like(pool.pages[3, 0], 3.0))

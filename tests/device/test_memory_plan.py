@@ -8,6 +8,7 @@ import attrs
 import pytest
 from device_doubles import TINY_CONFIG, one_group
 
+from tokenspeed.device.kv.layout import FULL, STATE, WINDOW, CacheGroup, cache_layout
 from tokenspeed.device.machine import Machine, read_machine, scheduling_mask
 from tokenspeed.device.memory import (
     GIB,
@@ -124,6 +125,46 @@ def test_working_memory_grows_with_what_a_forward_may_hold() -> None:
     assert working_bytes(TINY_CONFIG, attrs.evolve(small, max_batched_tokens=128), 128) > base
     assert working_bytes(TINY_CONFIG, attrs.evolve(small, max_num_seqs=8), 128) > base
     assert working_bytes(TINY_CONFIG, small, 256) > base
+
+
+GROUPS = cache_layout(
+    (
+        CacheGroup(name="full", kind=FULL, block_tokens=16, layers=(1,), layer_bytes=MIB),
+        CacheGroup(name="window", kind=WINDOW, block_tokens=16, layers=(0,), layer_bytes=MIB, window_tokens=40),
+        CacheGroup(name="state", kind=STATE, block_tokens=64, layers=(2,), layer_bytes=2 * MIB),
+    )
+)
+SEVERAL = attrs.evolve(NEEDS, layout=GROUPS)
+
+
+def several(*, chunk: int = 24, **asked: int) -> Settings:
+    chosen = settings(**asked)
+    return attrs.evolve(chosen, scheduler=attrs.evolve(chosen.scheduler, chunk_tokens=chunk))
+
+
+@pytest.mark.contract("SP-51")
+def test_a_pool_of_several_groups_is_counted_in_parents() -> None:
+    plan = plan_memory(several(), budget(350.9), SEVERAL, WORKING)
+    assert (plan.num_pages, plan.pool_bytes) == (100, 200 * MIB)
+    # 99 parents: 2 of states, 3 of a window with one chunk, and 94 with two blocks of 16 tokens each.
+    assert plan.max_model_len == 2048
+    assert plan_memory(several(), budget(280), SEVERAL, WORKING).max_model_len == (64 - 2 - 3) * 2 * 16
+    assert plan.lines()[1].startswith(
+        "KV pool: 99 pages of 2,097,152 bytes, each for tokens of one group (2 x 16 full, 2 x 16 window, 1 x 64 state)"
+    )
+
+
+def test_a_pool_for_tokens_has_room_for_them_among_all_slots() -> None:
+    plan = plan_memory(several(kv_tokens=100, seqs=1), budget(10_000), SEVERAL, WORKING)
+    assert (plan.num_pages, plan.max_model_len) == (1 + 4 + 3 + 2, 128)
+    shared = plan_memory(several(kv_tokens=100, seqs=8), budget(10_000), SEVERAL, WORKING)
+    assert shared.num_pages == 1 + 4 + 4 + 16  # each may need a state and a window of its own
+
+
+def test_a_pool_without_room_for_a_block_of_every_group_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"the smallest KV pool needs 160\.0 MiB.*5 pages"):
+        plan_memory(several(), budget(159), SEVERAL, WORKING)
+    assert plan_memory(several(), budget(160), SEVERAL, WORKING).max_model_len == 32
 
 
 # ---- the machine -------------------------------------------------------------------------------

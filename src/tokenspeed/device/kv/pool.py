@@ -26,11 +26,6 @@ from tokenspeed.plane.plan import BlockCopy, GroupBlocks
 NULL_PAGE = 0
 
 
-def kv_bytes_per_page(config: ModelConfig, page_tokens: int) -> int:
-    """Bytes of one page over all layers, float32."""
-    return config.num_layers * 2 * config.num_kv_heads * page_tokens * config.head_dim * 4
-
-
 @attrs.frozen(kw_only=True, eq=False)
 class KvPool:
     """Pages of one model's keys and values. Build it with `kv_pool`; called from the exec stream's jobs.
