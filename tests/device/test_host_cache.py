@@ -16,12 +16,13 @@ from toy_rig import toy_rig
 
 from tokenspeed.device.capture import Strict
 from tokenspeed.device.data_plane import open_data_plane
-from tokenspeed.device.handle import StreamDeviceHandle
+from tokenspeed.device.handle import StreamDeviceHandle, cache_ops_from_plan
 from tokenspeed.device.kv.host_cache import HostCacheExecutor, LoadWait
 from tokenspeed.errors import DeviceLost, InvariantBroken
 from tokenspeed.plane.plan import (
     BlockCopy,
     Dispatch,
+    ExecutionPlan,
     GroupBlocks,
     HostPages,
     LoadBackOp,
@@ -104,6 +105,17 @@ def test_the_handle_has_the_same_operations_with_and_without_image_pool() -> Non
 
     with host_rig() as rig, host_rig(specs=attrs.evolve(SPECS, images=0)) as without, toy_rig() as bare:
         assert operations(rig.handle) == operations(without.handle) == operations(bare.handle)
+
+
+@pytest.mark.contract("CT-3", "CT-4")
+def test_block_copies_pass_the_adapter_unchanged_and_images_come_out_one_by_one() -> None:
+    loads, stores = load_back(1, (3,), (7,)), write_back(2, (1,), (4,))
+    images = SnapshotBatch(ops=tuple(snapshot(3 + i, i, (1,), i).ops[0] for i in range(3)))
+    backs = RestoreBatch(ops=tuple(restore(6 + i, i, i, (1,)).ops[0] for i in range(2)))
+    device = cache_ops_from_plan(ExecutionPlan(round_id=1, cache=(loads, images, stores, backs))).device
+    assert device[0] is loads
+    assert device[4] is stores
+    assert device == (loads, *images.ops, stores, *backs.ops)
 
 
 # ---- stores --------------------------------------------------------------------------------------
