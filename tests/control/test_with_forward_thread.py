@@ -79,9 +79,7 @@ class Running:
 @contextmanager
 def running(*, overlap: bool = True, fail_at: int = -1) -> Iterator[Running]:
     base = hash_model(SPECS)
-    handle = WatchedHandle(
-        vocab_size=base.vocab_size, pool=base.pool, tables=base.tables, latest=base.latest, fail_at=fail_at
-    )
+    handle = WatchedHandle(vocab_size=base.vocab_size, memory=base.memory, latest=base.latest, fail_at=fail_at)
     handle.gate.set()
     wakeup, link = ThreadWakeup(), WaitableLink()
     plane = open_data_plane(handle, wakeup)
