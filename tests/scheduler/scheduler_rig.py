@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import numpy as np
 from toy_groups import VOCAB, Device, is_stop, oracle, toy_device
+from toy_host import ToyHost, written_blocks
 
 from tokenspeed.plane.messages import Finish
 from tokenspeed.plane.plan import FROM_DEVICE, ExecutionPlan, ForwardBatch, Sampling, int32
@@ -67,6 +68,7 @@ class Request:
     decodes: int = 0
     preempted: int = 0
     computed: set[int] = attrs.field(factory=set)
+    computed_tokens: int = 0
     first_planned_round: int = -1
 
 
@@ -77,6 +79,7 @@ class Rig:
     table: RequestTable
     scheduler: PagedScheduler
     device: Device
+    host: ToyHost
     requests: list[Request] = attrs.field(factory=list)
     by_row: dict[int, Request] = attrs.field(factory=dict)
     queue: deque[tuple[ForwardBatch, list[int], set[tuple[int, int]]]] = attrs.field(factory=deque)
@@ -122,6 +125,9 @@ class Rig:
 
     def plan(self) -> ExecutionPlan:
         """Plan and dispatch; nothing lands."""
+        acks = self.host.due()
+        if acks:
+            self.scheduler.advance_head(HeadFacts(acks=acks))
         plan = self.scheduler.next_execution_plan()
         self.rounds += 1
         self._apply(plan)
@@ -163,6 +169,9 @@ class Rig:
 
     def check_idle(self) -> None:
         """Nothing is held and nothing leaked."""
+        self.host.delay, self.host.held = 0, set()
+        while self.plan().cache or self.host.pending:
+            pass
         assert self.scheduler.sizes().held == 0
         assert self.scheduler.active_lcm_blocks() == 0
         assert self.scheduler.available_lcm_blocks() == self.scheduler.num_usable_pages
@@ -194,9 +203,15 @@ class Rig:
         copied = {(copy.group, copy.destination) for copy in plan.pages_to_copy}
         assert len(copied) == len(plan.pages_to_copy)
         assert not copied & zeroed(plan)
+        loaded = written_blocks(plan)
+        assert len(set(loaded)) == len(loaded)
+        assert not set(loaded) & (zeroed(plan) | copied | in_use)
         if plan.batch is not None:
             self._check_batch(plan, plan.batch)
-        tokens = self.device.run(plan)
+        self.host.stores(plan)
+        self.device.prepare(plan)
+        self.host.loads(plan)
+        tokens = self.device.forward(plan)
         if plan.batch is not None:
             self.queue.append((plan.batch, tokens, self._blocks_of(plan.batch)))
         if self.audited:
@@ -238,6 +253,7 @@ class Rig:
                 assert samples == (start + count == len(known))
             request.forwards += 1
             request.computed.update(range(start, start + count))
+            request.computed_tokens += count
             if request.first_planned_round < 0:
                 request.first_planned_round = plan.round_id
         for grant in plan.grants:
@@ -353,12 +369,14 @@ class Rig:
 def build(settings: SchedulerConfig | None = None, *, policy: SchedulingPolicy | None = None, **changes: object) -> Rig:
     settings = settings or config(**changes)
     table = request_table(slots=settings.max_num_seqs, max_len=settings.max_model_len)
+    device = toy_device(settings)
     return Rig(
         config=settings,
         depth=settings.overlap_schedule_depth,
         table=table,
         scheduler=build_scheduler(settings, table, policy or Fcfs()),
-        device=toy_device(settings),
+        device=device,
+        host=ToyHost(device),
     )
 
 

@@ -74,6 +74,17 @@ def test_an_idle_block_in_an_active_parent_is_room_for_its_own_group_only() -> N
     assert (blocks.tolist(), [(one.group, one.blocks) for one in evicted]) == (pair[:1], [(0, tuple(pair[:1]))])
 
 
+def test_gaps_in_cached_parents_are_filled_before_an_empty_parent_is_opened() -> None:
+    pool = make_pool(4, (3, 1))
+    for _ in range(3):
+        one = take(pool, 0, 1)
+        pool.mark_findable(0, one)
+        pool.release(0, int32(one))
+    assert gauges(pool) == (0, 1, 2)
+    pool.forget(0, 4)
+    assert take(pool, 0, 1) == [4]
+
+
 def test_another_group_takes_a_cached_parent_with_all_its_blocks() -> None:
     pool = make_pool(2, (3, 2))
     held = take(pool, 0, 3)
@@ -85,7 +96,7 @@ def test_another_group_takes_a_cached_parent_with_all_its_blocks() -> None:
 
 
 def test_the_parent_unused_for_longest_goes_before_an_idle_block_of_ones_own_that_is_younger() -> None:
-    pool = make_pool(3, (2, 2))
+    pool = make_pool(3, (1, 2))
     theirs, ours = take(pool, 1, 1), take(pool, 0, 1)
     pool.mark_findable(1, theirs)
     pool.mark_findable(0, ours)

@@ -78,8 +78,7 @@ class Device:
     def specs(self) -> tuple[CacheGroupSpec, ...]:
         return self.config.specs
 
-    def run(self, plan: ExecutionPlan) -> list[int]:
-        self.prepare(plan)
+    def forward(self, plan: ExecutionPlan) -> list[int]:
         return [] if plan.batch is None else self._forward(plan.batch)
 
     def prepare(self, plan: ExecutionPlan) -> None:

@@ -11,11 +11,14 @@ from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.table import NO_SLOT, RequestTable
 from tokenspeed.scheduler.config import SchedulerConfig
 from tokenspeed.scheduler.groups import Group, Kind, model_groups
+from tokenspeed.scheduler.host.audit import HostSnapshot, audit_host, host_snapshot
+from tokenspeed.scheduler.host.images import Images
 from tokenspeed.scheduler.kept_states import KeptStates, StateKeeper
 from tokenspeed.scheduler.pool import Pool
 from tokenspeed.scheduler.prefix import PrefixCache
 from tokenspeed.scheduler.residents import Residents
 from tokenspeed.scheduler.states import OWNS, Life, Owned, State
+from tokenspeed.scheduler.tier import Tier
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -26,6 +29,7 @@ class GroupSnapshot:
         tables: blocks by row, of the rows that hold pages, from `first` of the row on.
         first: table index of the first block held, by row.
         displaced: blocks that only forwards in flight still use.
+        pinned: blocks that open cache operations read or write, once for each.
         references: by block, active ones only.
         idle: findable blocks nobody references, next to be evicted first.
         promised: blocks promised to seated prompts.
@@ -35,6 +39,7 @@ class GroupSnapshot:
     tables: Mapping[int, tuple[int, ...]]
     first: Mapping[int, int]
     displaced: tuple[int, ...]
+    pinned: tuple[int, ...]
     references: Mapping[int, int]
     idle: tuple[int, ...]
     promised: int
@@ -53,6 +58,7 @@ class SchedulerSnapshot:
     states: Mapping[int, State]
     groups: tuple[GroupSnapshot, ...]
     empty: tuple[int, ...]
+    host: HostSnapshot
 
     @property
     def tables(self) -> Mapping[int, tuple[int, ...]]:
@@ -80,7 +86,14 @@ class SchedulerSnapshot:
 
 
 def take_snapshot(
-    table: RequestTable, life: Life, pool: Pool, cache: PrefixCache, residents: Residents, kept: KeptStates
+    table: RequestTable,
+    life: Life,
+    pool: Pool,
+    cache: PrefixCache,
+    residents: Residents,
+    kept: KeptStates,
+    tier: Tier,
+    images: Images,
 ) -> SchedulerSnapshot:
     states: dict[int, State] = {}
     for state in OWNS:
@@ -90,6 +103,7 @@ def take_snapshot(
     held, contents = pool.contents(), cache.contents()
     left = list(kept.state.left.values()) if isinstance(kept, StateKeeper) else []
     numbers = [group.number for group in kept.groups] if isinstance(kept, StateKeeper) else []
+    host = host_snapshot(tier, images, pool.groups)
     groups = []
     for number, lines in enumerate(residents.state.groups):
         moved = tuple(blocks[numbers.index(number)] for blocks in left) if number in numbers else ()
@@ -101,13 +115,14 @@ def take_snapshot(
                 },
                 first={row: int(lines.first[slot]) for row, slot in seated.items()},
                 displaced=tuple(block for _, group, block in residents.state.displaced if group == number) + moved,
+                pinned=host.device_pins[number],
                 references=held.references[number],
                 idle=held.idle[number],
                 promised=held.promised[number],
                 index=contents[number],
             )
         )
-    return SchedulerSnapshot(states=states, groups=tuple(groups), empty=held.empty)
+    return SchedulerSnapshot(states=states, groups=tuple(groups), empty=held.empty, host=host)
 
 
 def audit(snapshot: SchedulerSnapshot, config: SchedulerConfig, table: RequestTable) -> None:
@@ -116,6 +131,7 @@ def audit(snapshot: SchedulerSnapshot, config: SchedulerConfig, table: RequestTa
     for group, spec in zip(groups, config.specs, strict=True):
         _audit_blocks(snapshot.groups[group.number], config.num_pages * spec.blocks_per_parent, spec.blocks_per_parent)
     _audit_parents(snapshot, config)
+    audit_host(snapshot.host, snapshot.states, config.images)
     for row, state in snapshot.states.items():
         _audit_row(snapshot, config, groups, table, row, state)
 
@@ -123,6 +139,7 @@ def audit(snapshot: SchedulerSnapshot, config: SchedulerConfig, table: RequestTa
 def _audit_blocks(snapshot: GroupSnapshot, blocks: int, per_parent: int) -> None:
     wanted = Counter(block for table in snapshot.tables.values() for block in table)
     wanted.update(snapshot.displaced)
+    wanted.update(snapshot.pinned)
     if wanted != Counter(snapshot.references):
         raise InvariantBroken("reference counts", counted=dict(wanted), kept=snapshot.references)
     if set(snapshot.idle) & set(snapshot.references):
@@ -163,7 +180,7 @@ def _audit_row(
     limit = int(identity.prompt_len[row]) + int(identity.max_new[row]) - 1
     if not 0 <= landed <= scheduled <= limit:
         raise InvariantBroken("0 <= landed <= scheduled <= limit", limit=limit, **facts)
-    if (schedule.inflight[row] > 0) != (landed < scheduled):
+    if Owned.TRANSFER not in OWNS[state] and (schedule.inflight[row] > 0) != (landed < scheduled):
         raise InvariantBroken("in flight exactly if scheduled is ahead", inflight=int(schedule.inflight[row]), **facts)
     if Owned.SLOT not in OWNS[state] and schedule.slot[row] != NO_SLOT:
         raise InvariantBroken("a slot in a state that owns none", **facts)

@@ -37,6 +37,7 @@ class GroupState:
             were so and are not any more, which are passed over; ``stacked`` says which it contains.
         idle: block to the moment it became idle; least recent first.
         near: idle blocks in active parents.
+        partial: cached parents that have an empty block.
         slack: see the module.
     """
 
@@ -48,6 +49,7 @@ class GroupState:
     top: int = 0
     idle: OrderedDict[int, int] = attrs.field(factory=OrderedDict[int, int])
     near: OrderedDict[int, None] = attrs.field(factory=OrderedDict[int, None])
+    partial: dict[int, None] = attrs.field(factory=dict[int, None])
     slack: int = 0
     promised: int = 0
 
@@ -149,6 +151,8 @@ class PackedPool:
             closed = self.parents.closed
             part = self._from_slack(group, count)
             if not len(part):
+                part = self._open_partial(group, count, openable)
+            if not len(part):
                 part = self._open_empty(group, count, openable)
             if not len(part):
                 part = self._evict(group, count, openable, evicted)
@@ -207,7 +211,10 @@ class PackedPool:
             self._stack(lane, np.array([block], dtype=np.int32))
         elif not lane.findable[parent * lane.k : (parent + 1) * lane.k].any():
             del self.parents.cached[parent]
+            lane.partial.pop(parent, None)
             self._empty_out([parent])
+        else:
+            lane.partial[parent] = None
 
     def discard_all_idle(self) -> None:
         for lane in self.lanes:
@@ -215,6 +222,7 @@ class PackedPool:
                 continue
             lane.findable[list(lane.idle)] = False
             lane.idle.clear()
+            lane.partial.clear()
             if lane.near:
                 self._stack(lane, np.array(list(lane.near), dtype=np.int32))
                 lane.near.clear()
@@ -264,6 +272,20 @@ class PackedPool:
             taken.append(block)
         lane.slack -= len(taken)
         return np.array(taken, dtype=np.int32)
+
+    def _open_partial(self, group: int, count: int, openable: int) -> Int32Array:
+        """Up to `count` empty blocks of the group's cached parent that has been so for the shortest time."""
+        lane = self.lanes[group]
+        if openable < 1 or not lane.partial:
+            return EMPTY_INT32
+        parent: Int32Array = np.array([next(reversed(lane.partial))], dtype=np.int32)
+        blocks = self._blocks_of(lane, parent)
+        taken: Int32Array = blocks[(lane.refs[blocks] == 0) & ~lane.findable[blocks]][:count]
+        lane.refs[taken] = 1
+        lane.slack -= len(taken)
+        self.parents.live[parent] = len(taken)
+        self._revive(lane, parent)
+        return taken
 
     def _open_empty(self, group: int, count: int, openable: int) -> Int32Array:
         lane, parents = self.lanes[group], self.parents
@@ -334,6 +356,7 @@ class PackedPool:
         owner.findable[blocks.start : blocks.stop] = False
         evicted.append(Evicted(old, gone))
         del self.parents.cached[parent]
+        owner.partial.pop(parent, None)
         return self._occupy(group, np.array([parent], dtype=np.int32), count)
 
     def _revive(self, lane: GroupState, revived: Int32Array) -> None:
@@ -342,6 +365,7 @@ class PackedPool:
             return
         for parent in revived.tolist():
             del self.parents.cached[parent]
+            lane.partial.pop(parent, None)
         lane.slack += lane.k * len(revived)
         blocks = self._blocks_of(lane, revived)
         blocks = blocks[lane.refs[blocks] == 0]
@@ -378,10 +402,14 @@ class PackedPool:
         if lane.near:
             for block in blocks[known].tolist():
                 lane.near.pop(block, None)
-        keeps: list[bool] = np.logical_or.reduce(known.reshape(len(last), lane.k), axis=1).tolist()
+        by_parent = known.reshape(len(last), lane.k)
+        keeps: list[bool] = np.logical_or.reduce(by_parent, axis=1).tolist()
+        full: list[bool] = np.logical_and.reduce(by_parent, axis=1).tolist()
         kept = [item for item, keep in zip(last.items(), keeps, strict=True) if keep]
         kept.sort(key=lambda item: item[1])
         self.parents.cached.update(kept)
+        partial = (parent for parent, keep, whole in zip(last, keeps, full, strict=True) if keep and not whole)
+        lane.partial.update(dict.fromkeys(partial))
         self._empty_out([parent for parent, keep in zip(last, keeps, strict=True) if not keep])
 
     def _empty_out(self, gone: list[int]) -> None:
