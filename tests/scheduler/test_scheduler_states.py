@@ -24,6 +24,15 @@ PATHS = {
     State.YIELDING: (Event.SUBMIT, Event.ADMIT, Event.PROMPT_PLANNED, Event.YIELD),
     State.FINISHING: (Event.SUBMIT, Event.ADMIT, Event.END_IN_FLIGHT),
     State.ENDED: (Event.SUBMIT, Event.END),
+    State.PREPARING: (Event.PREPARE,),
+    State.REMOTE_RECEIVE: (Event.SUBMIT, Event.ADMIT, Event.RECEIVE),
+    State.PREFILL_DONE: (Event.SUBMIT, Event.ADMIT, Event.PREFILL_DONE),
+    State.HANDOFF: (Event.SUBMIT, Event.ADMIT, Event.PREFILL_DONE, Event.HAND_OFF),
+    State.FENCED: (Event.SUBMIT, Event.ADMIT, Event.RECEIVE, Event.END),
+    State.IMAGING: (Event.SUBMIT, Event.ADMIT, Event.SUSPEND),
+    State.SUSPENDED: (Event.SUBMIT, Event.ADMIT, Event.SUSPEND, Event.STORED),
+    State.RESTORING: (Event.SUBMIT, Event.ADMIT, Event.SUSPEND, Event.STORED, Event.RESTORE),
+    State.DISCARDING: (Event.SUBMIT, Event.ADMIT, Event.SUSPEND, Event.STORED, Event.RESTORE, Event.END),
 }
 
 
@@ -67,7 +76,7 @@ def test_only_a_submission_creates_a_place_and_only_pages_outlive_a_forward() ->
         for event, after in events.items()
         if after is State.WAITING
     }
-    assert {event for _, event in into_waiting} == {Event.SUBMIT, Event.RETRACT}
+    assert {event for _, event in into_waiting} == {Event.SUBMIT, Event.PREPARED, Event.RETRACT}
     assert Owned.PAGES in OWNS[State.FINISHING]
     assert Owned.PAGES not in OWNS[State.ENDED]
 

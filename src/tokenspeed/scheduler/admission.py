@@ -8,7 +8,7 @@ import attrs
 
 from tokenspeed.plane.results import Accepted, Rejected, SubmitResult
 from tokenspeed.plane.table import RequestTable
-from tokenspeed.scheduler.config import SchedulerConfig
+from tokenspeed.scheduler.config import Role, SchedulerConfig
 from tokenspeed.scheduler.groups import Group
 from tokenspeed.scheduler.hits import Hit
 from tokenspeed.scheduler.host.images import Images
@@ -17,6 +17,7 @@ from tokenspeed.scheduler.prefix import PrefixCache
 from tokenspeed.scheduler.residents import Residents
 from tokenspeed.scheduler.seniority import Seniority
 from tokenspeed.scheduler.states import Event, Life, State
+from tokenspeed.scheduler.storage import Storage
 from tokenspeed.scheduler.tier import Tier
 from tokenspeed.scheduler.waiting import WaitingQueue
 
@@ -51,6 +52,7 @@ class Admission:
     seniority: Seniority
     tier: Tier
     images: Images
+    storage: Storage
     state: AdmissionState = attrs.field(factory=AdmissionState)
 
     def submit(self, rows: Sequence[int], *, round_id: int) -> SubmitResult:
@@ -62,8 +64,9 @@ class Admission:
                 return fault
             seen.add(row)
         for row in rows:
-            self.life.move(row, Event.SUBMIT)
-            self.waiting.add(row, round_id=round_id)
+            if not self.storage.takes(row, most=self._reusable(row, int(self.table.tokens.known[row]))):
+                self.life.move(row, Event.SUBMIT)
+                self.waiting.add(row, round_id=round_id)
         return Accepted(count=len(rows))
 
     def admit_next(self) -> int | None:
@@ -85,6 +88,7 @@ class Admission:
         state.order = -1
         self.waiting.remove(row)
         self.residents.seat(row, hit, self.tier, goal=known, limit=limit, cover=cover)
+        self.storage.admitted(row)
         self.life.move(row, Event.ADMIT)
         self.seniority.note_admitted(row)
         schedule.scheduled[row] = schedule.landed[row] = hit.tokens
@@ -122,7 +126,8 @@ class Admission:
     def _limit(self, row: int) -> int:
         """Tokens whose KV the request may need: the last one of its output is never an input."""
         identity = self.table.identity
-        return int(identity.prompt_len[row]) + int(identity.max_new[row]) - 1
+        new = 1 if self.config.role is Role.PREFILL else int(identity.max_new[row])
+        return int(identity.prompt_len[row]) + new - 1
 
     def _reusable(self, row: int, known: int) -> int:
         """Tokens a match may skip: one at least is computed, and all whose logits are wanted."""

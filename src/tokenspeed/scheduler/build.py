@@ -8,7 +8,7 @@ from tokenspeed.errors import SettingsError
 from tokenspeed.plane.ports import SchedulingPolicy
 from tokenspeed.plane.table import RequestTable
 from tokenspeed.scheduler.admission import Admission
-from tokenspeed.scheduler.config import SchedulerConfig
+from tokenspeed.scheduler.config import Role, SchedulerConfig
 from tokenspeed.scheduler.decoding import Decoding
 from tokenspeed.scheduler.draft import constants
 from tokenspeed.scheduler.exits import Exits
@@ -27,10 +27,16 @@ from tokenspeed.scheduler.prefill import Prefill
 from tokenspeed.scheduler.prefix import NullPrefixCache, PrefixCache, PrefixIndex, PublishState
 from tokenspeed.scheduler.pressure import Pressure
 from tokenspeed.scheduler.reach import Reach, nothing
+from tokenspeed.scheduler.remote import NoRemote, Receiver, Remote, Sender
 from tokenspeed.scheduler.residents import Residents, resident_state
 from tokenspeed.scheduler.scheduler import PagedScheduler
 from tokenspeed.scheduler.seniority import Seniority
 from tokenspeed.scheduler.states import Life
+from tokenspeed.scheduler.storage import NoStorage, OpIds, Storage, Transactions
+from tokenspeed.scheduler.storage_fetch import Fetch
+from tokenspeed.scheduler.storage_keep import Keep
+from tokenspeed.scheduler.storage_reach import StorageReach
+from tokenspeed.scheduler.storage_shelf import HostShelf
 from tokenspeed.scheduler.tier import NoTier, Tier
 from tokenspeed.scheduler.waiting import WaitingQueue
 
@@ -63,6 +69,7 @@ def build_scheduler(config: SchedulerConfig, table: RequestTable, policy: Schedu
     states = kept_states(config, groups, residents, pool, cache)
     waiting = WaitingQueue(table=table, policy=policy, cached=cache)
     seniority = Seniority()
+    storage = storage_of(config, groups, life, waiting, cache, tier)
     exits = Exits(
         table=table,
         life=life,
@@ -72,6 +79,7 @@ def build_scheduler(config: SchedulerConfig, table: RequestTable, policy: Schedu
         seniority=seniority,
         states=states,
         images=images,
+        storage=storage,
     )
     pressure = Pressure(
         config=config,
@@ -98,6 +106,7 @@ def build_scheduler(config: SchedulerConfig, table: RequestTable, policy: Schedu
         seniority=seniority,
         tier=tier,
         images=images,
+        storage=storage,
     )
     return PagedScheduler(
         config=config,
@@ -124,6 +133,8 @@ def build_scheduler(config: SchedulerConfig, table: RequestTable, policy: Schedu
         prefill=Prefill(config=config, table=table, life=life, residents=residents, admission=admission, states=states),
         pressure=pressure,
         exits=exits,
+        storage=storage,
+        remote=remote_of(config, groups, table, life, residents, admission, seniority, exits),
         common=constants(config.max_num_seqs),
     )
 
@@ -189,6 +200,57 @@ def prefix_cache(
         ),
         state=PublishState(published=np.zeros((len(groups), config.max_num_seqs), dtype=np.int32)),
     )
+
+
+def storage_of(
+    config: SchedulerConfig,
+    groups: tuple[Group, ...],
+    life: Life,
+    waiting: WaitingQueue,
+    cache: PrefixCache,
+    tier: Tier,
+) -> Storage:
+    """Nothing without a backend, and on a decode node, which gets what it lacks from its prefill node (SP-56)."""
+    if not config.storage or config.role is Role.DECODE:
+        return NoStorage()
+    if not isinstance(cache, PrefixIndex) or not isinstance(tier, HostTier):
+        raise SettingsError("scheduler: storage is on, which needs the prefix cache and a host tier (host_parents)")
+    ids, shelf = OpIds(), HostShelf(host=tier.host)
+    fetch = Fetch(
+        life=life,
+        waiting=waiting,
+        chains=cache.chains,
+        reach=StorageReach(page_tokens=config.page_tokens, groups=groups),
+        known=lambda group, name: cache.indexes[group].block(name) is not None,
+        shelf=shelf,
+        ids=ids,
+    )
+    return Transactions(fetch=fetch, keep=Keep(shelf=shelf, ids=ids))
+
+
+def remote_of(
+    config: SchedulerConfig,
+    groups: tuple[Group, ...],
+    table: RequestTable,
+    life: Life,
+    residents: Residents,
+    admission: Admission,
+    seniority: Seniority,
+    exits: Exits,
+) -> Remote:
+    if config.role is Role.DECODE:
+        return Receiver(
+            table=table,
+            life=life,
+            groups=groups,
+            residents=residents,
+            admission=admission,
+            seniority=seniority,
+            exits=exits,
+        )
+    if config.role is Role.PREFILL:
+        return Sender(table=table, life=life, groups=groups, residents=residents, exits=exits)
+    return NoRemote()
 
 
 def kept_states(

@@ -13,6 +13,7 @@ from tokenspeed.scheduler.prefix import PrefixCache
 from tokenspeed.scheduler.residents import Residents
 from tokenspeed.scheduler.seniority import Seniority
 from tokenspeed.scheduler.states import OWNS, Event, Life, Owned, State
+from tokenspeed.scheduler.storage import Storage
 from tokenspeed.scheduler.waiting import WaitingQueue
 
 
@@ -26,6 +27,7 @@ class Exits:
     seniority: Seniority
     states: KeptStates
     images: Images
+    storage: Storage
 
     def end(self, row: int) -> None:
         """`row` is to be planned no more: it finished or was aborted. May be told twice."""
@@ -34,13 +36,17 @@ class Exits:
             return
         state = self.life.of(row)
         owned = OWNS[state]
+        if Owned.TRANSACTION in owned:
+            self.storage.abort(row)
+            return
         self.life.move(row, Event.END)
-        if state in (State.RESTORING, State.DISCARDING):
+        if Owned.TRANSFER in owned or state in (State.RESTORING, State.DISCARDING):
             return
         if Owned.IMAGE in owned:
             self.images.discard(row)
         if Owned.PLACE in owned:
             self.waiting.remove(row)
+            self.storage.admitted(row)
         self._let_go(row, owned)
 
     def landed(self) -> None:
@@ -56,6 +62,13 @@ class Exits:
         self.life.move(row, Event.RESTORED)
         if state is State.DISCARDING:
             self._let_go(row, OWNS[state])
+
+    def transferred(self, row: int) -> None:
+        """The transfer that read or wrote the row's pages has provably stopped, and the request is over."""
+        schedule = self.table.schedule
+        schedule.scheduled[row] = schedule.landed[row]
+        self._let_go(row, OWNS[self.life.of(row)])
+        self.life.move(row, Event.TRANSFERRED)
 
     def check_drained(self) -> None:
         """Raises: InvariantBroken: a request's last token came and nobody ended it; it would stay for ever."""

@@ -15,7 +15,7 @@ import numpy as np
 from tokenspeed.errors import SettingsError
 from tokenspeed.plane.messages import Int32Array
 from tokenspeed.plane.specs import CacheGroupSpec
-from tokenspeed.scheduler.config import SchedulerConfig
+from tokenspeed.scheduler.config import Role, SchedulerConfig
 
 UNBOUNDED = 1 << 30
 
@@ -115,12 +115,19 @@ def _group(number: int, spec: CacheGroupSpec, *, page_tokens: int, ahead: int) -
     )
 
 
+def _chunk_tokens(config: SchedulerConfig) -> int:
+    """Tokens that come at once: from another node, a whole prompt."""
+    if config.role is Role.DECODE:
+        return config.max_model_len
+    return min(config.chunk_tokens, config.max_batched_tokens)
+
+
 def model_groups(config: SchedulerConfig) -> tuple[Group, ...]:
     """The cache groups of the configured model."""
     return groups_of(
         config.specs,
         page_tokens=config.page_tokens,
-        chunk_tokens=min(config.chunk_tokens, config.max_batched_tokens),
+        chunk_tokens=_chunk_tokens(config),
         ahead_tokens=config.ahead_tokens,
         flights=1 + config.overlap_schedule_depth,
     )

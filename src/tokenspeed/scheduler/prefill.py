@@ -7,7 +7,7 @@ import numpy as np
 
 from tokenspeed.plane.table import RequestTable
 from tokenspeed.scheduler.admission import Admission
-from tokenspeed.scheduler.config import SchedulerConfig
+from tokenspeed.scheduler.config import Role, SchedulerConfig
 from tokenspeed.scheduler.draft import Chunk, PlanDraft
 from tokenspeed.scheduler.kept_states import KeptStates
 from tokenspeed.scheduler.residents import Residents
@@ -59,5 +59,10 @@ class Prefill:
         schedule.scheduled[row] = end
         schedule.inflight[row] += 1
         if last:
-            self.life.move(row, Event.LAST_PLANNED if goal == limit else Event.PROMPT_PLANNED)
+            self.life.move(row, self._after_prompt(more=goal < limit))
         return end - start
+
+    def _after_prompt(self, *, more: bool) -> Event:
+        if self.config.role is Role.PREFILL:
+            return Event.PREFILL_DONE
+        return Event.PROMPT_PLANNED if more else Event.LAST_PLANNED

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import attrs
 
 from tokenspeed.errors import InvariantBroken
-from tokenspeed.plane.plan import ExecutionPlan
+from tokenspeed.plane.plan import ExecutionPlan, StorageOp, index_array
 from tokenspeed.plane.results import (
     ForwardLanded,
     HeadFacts,
@@ -21,6 +21,7 @@ from tokenspeed.plane.results import (
     SchedulerEvent,
     Sizes,
     SubmitResult,
+    TransferDone,
 )
 from tokenspeed.plane.table import RequestTable
 from tokenspeed.scheduler.admission import Admission
@@ -35,8 +36,10 @@ from tokenspeed.scheduler.pool import Pool
 from tokenspeed.scheduler.prefill import Prefill
 from tokenspeed.scheduler.prefix import Landed, PrefixCache
 from tokenspeed.scheduler.pressure import Pressure
+from tokenspeed.scheduler.remote import Remote, Streams
 from tokenspeed.scheduler.residents import Residents
 from tokenspeed.scheduler.states import Event, Life, State
+from tokenspeed.scheduler.storage import Storage
 from tokenspeed.scheduler.tier import Tier
 from tokenspeed.scheduler.waiting import WaitingQueue
 
@@ -72,6 +75,8 @@ class PagedScheduler:
     prefill: Prefill
     pressure: Pressure
     exits: Exits
+    storage: Storage
+    remote: Remote
     common: Constants
     state: RoundState = attrs.field(factory=RoundState)
 
@@ -93,9 +98,17 @@ class PagedScheduler:
         state.round_id += 1
         draft = PlanDraft(round_id=state.round_id)
         if self.life.count(State.ENDED):
+            self.remote.tell(draft)
             self.exits.drop_all(draft)
+        # Before admissions: what needs no fetch may be admitted by this very plan.
+        stored = self.storage.plan(round_id=draft.round_id)
         if not state.may_forward:
-            return ExecutionPlan(round_id=draft.round_id, cache=self.tier.take_ops(), retired=tuple(draft.retired))
+            return ExecutionPlan(
+                round_id=draft.round_id,
+                cache=(*self.tier.take_ops(), *stored),
+                aborts=tuple(draft.aborts),
+                retired=tuple(draft.retired),
+            )
         self.waiting.refresh(round_id=draft.round_id)
         if self.life.count(State.YIELDING):
             self.pressure.settle(draft)
@@ -103,13 +116,14 @@ class PagedScheduler:
         self.decoding.plan(draft)
         while not draft.pressed and (restored := self.admission.readmit_next()) is not None:
             draft.seated.append(restored)
+        streams = self.remote.plan(draft)
         self.prefill.plan(draft)
         idle = state.landed == state.planned and not self.tier.open
         if draft.stuck and idle and not draft.chunks and not len(draft.decodes.rows):
             self.pressure.unstick(draft)
-        return self._plan(draft)
+        return self._plan(draft, streams, stored)
 
-    def _plan(self, draft: PlanDraft) -> ExecutionPlan:
+    def _plan(self, draft: PlanDraft, streams: Streams, stored: tuple[StorageOp, ...]) -> ExecutionPlan:
         """A plan of what the parts have put into the draft."""
         residents, batch = self.residents, draft.batch(self.common)
         self.state.planned += batch is not None
@@ -118,7 +132,9 @@ class PagedScheduler:
             batch=batch,
             seated=tuple(draft.seated),
             grants=() if batch is None else residents.take_grants(),
-            cache=self.tier.take_ops(),
+            remote_prefill=streams.prefill,
+            remote_decode=streams.decode,
+            cache=(*self.tier.take_ops(), *stored),
             pages_to_copy=residents.take_copies(),
             pages_to_zero=residents.take_granted(),
             aborts=tuple(draft.aborts),
@@ -128,19 +144,23 @@ class PagedScheduler:
 
     def advance_head(self, facts: HeadFacts) -> None:
         if facts.acks:
-            for row in self.images.settled(self.tier.acked(facts.acks)):
+            works = self.tier.acked(facts.acks)
+            self.storage.acked(works)
+            for row in self.images.settled(works):
                 self.exits.restored(row)
             for row in self.life.rows(State.IMAGING):
                 if self.images.ready(row):
                     self.life.move(row, Event.STORED)
         if facts.tick is not None:
             self.state.may_forward = facts.tick.forward
+            self.storage.advance(facts.tick, round_id=self.state.round_id)
 
     def advance(self, events: Sequence[SchedulerEvent]) -> None:
         for event in events:
-            if not isinstance(event, ForwardLanded):
-                raise InvariantBroken("a transfer ended for a scheduler without a peer", row=event.row)
-            self._land(event)
+            if isinstance(event, ForwardLanded):
+                self._land(event)
+            else:
+                self._transferred(event)
 
     def sizes(self) -> Sizes:
         return self.life.sizes()
@@ -159,11 +179,12 @@ class PagedScheduler:
         return self.pool.empty + self.pool.cached
 
     def can_clear_cache(self) -> bool:
-        return not self.pool.active and not self.tier.open and not self.images.held
+        return not (self.pool.active or self.tier.open or self.images.held or self.storage.busy)
 
     def clear_cache(self) -> bool:
         if not self.can_clear_cache():
             return False
+        self.storage.clear()
         self.cache.clear()
         return True
 
@@ -172,7 +193,9 @@ class PagedScheduler:
 
     def snapshot(self) -> SchedulerSnapshot:
         """Who holds what right now, copied; for diagnostics and tests, not for rounds."""
-        return take_snapshot(self.table, self.life, self.pool, self.cache, self.residents, self.states)
+        return take_snapshot(
+            self.table, self.life, self.pool, self.cache, self.residents, self.states, self.tier, self.images
+        )
 
     def _land(self, event: ForwardLanded) -> None:
         batch, schedule, state = event.batch, self.table.schedule, self.state
@@ -198,3 +221,14 @@ class PagedScheduler:
             self.exits.landed()
         if self.life.count(State.DRAINING):
             self.exits.check_drained()
+
+    def _transferred(self, event: TransferDone) -> None:
+        if self.remote.transferred(event):
+            rows, schedule = index_array([event.row]), self.table.schedule
+            slots, ends = index_array(schedule.slot[rows]), schedule.landed[rows]
+            landed = Landed(rows, slots, ends, self.residents.tables, by_one=False, some_ended=event.finished)
+            for relink in self.cache.publish(landed):
+                self.residents.relink(relink, forward=self.state.planned)
+            self.residents.release_behind(slots, ends)
+            self.residents.release_displaced(landed=self.state.landed)
+        self.remote.settle(event)

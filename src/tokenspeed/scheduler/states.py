@@ -32,6 +32,11 @@ class State(enum.IntEnum):
     SUSPENDED = 9
     RESTORING = 10
     DISCARDING = 11
+    PREPARING = 12
+    REMOTE_RECEIVE = 13
+    PREFILL_DONE = 14
+    HANDOFF = 15
+    FENCED = 16
 
 
 class Event(enum.Enum):
@@ -43,6 +48,9 @@ class Event(enum.Enum):
     END_IN_FLIGHT: the same with forwards in flight. LANDED: the last of those landed. DROP: forgotten.
     STAY: somebody else gave way instead. SUSPEND: retracted, with an image under way. STORED: the image is
     there. RESTORE: seated, with the image on its way to the device. RESTORED: it has arrived.
+    PREPARE: taken, and looked up in storage first. PREPARED: it may be admitted. RECEIVE: its KV comes from
+    another node. RECEIVED: it is here. PREFILL_DONE: the last chunk is planned, another node decodes.
+    HAND_OFF: its KV goes there. TRANSFERRED: that has provably stopped.
     """
 
     SUBMIT = "submit"
@@ -60,31 +68,50 @@ class Event(enum.Enum):
     STORED = "stored"
     RESTORE = "restore"
     RESTORED = "restored"
+    PREPARE = "prepare"
+    PREPARED = "prepared"
+    RECEIVE = "receive"
+    RECEIVED = "received"
+    PREFILL_DONE = "prefill done"
+    HAND_OFF = "hand off"
+    TRANSFERRED = "transferred"
 
 
 class Owned(enum.Flag):
-    """What a state holds: a place in the waiting queue, a device slot, blocks of the pool, a retraction image."""
+    """What a state holds: a place in the waiting queue, a device slot, blocks of the pool, a retraction image,
+    a storage transaction, a transfer that reads or writes the blocks."""
 
     NOTHING = 0
     PLACE = enum.auto()
     SLOT = enum.auto()
     PAGES = enum.auto()
     IMAGE = enum.auto()
+    TRANSACTION = enum.auto()
+    TRANSFER = enum.auto()
 
 
 _ENDS: Mapping[Event, State] = {Event.END: State.ENDED, Event.END_IN_FLIGHT: State.FINISHING}
+_IN_TRANSFER: Mapping[Event, State] = {Event.TRANSFERRED: State.ENDED, Event.END: State.FENCED}
 _RETRACTED: Mapping[Event, State] = {Event.RETRACT: State.WAITING, Event.SUSPEND: State.IMAGING}
 _RESIDENT: Mapping[Event, State] = {**_ENDS, **_RETRACTED, Event.YIELD: State.YIELDING}
 
 TRANSITIONS: Mapping[State, Mapping[Event, State]] = MappingProxyType(
     {
-        State.FREE: {Event.SUBMIT: State.WAITING},
+        State.FREE: {Event.SUBMIT: State.WAITING, Event.PREPARE: State.PREPARING},
+        State.PREPARING: {Event.PREPARED: State.WAITING, Event.END: State.ENDED},
         State.WAITING: {Event.ADMIT: State.PREFILLING, Event.END: State.ENDED},
         State.PREFILLING: {
             Event.PROMPT_PLANNED: State.DECODING,
             Event.LAST_PLANNED: State.DRAINING,
+            Event.PREFILL_DONE: State.PREFILL_DONE,
+            Event.RECEIVE: State.REMOTE_RECEIVE,
             **_RESIDENT,
         },
+        # The transfer reads or writes the pages until it has stopped, whatever happens to the request.
+        State.REMOTE_RECEIVE: {Event.RECEIVED: State.PREFILLING, **_IN_TRANSFER},
+        State.PREFILL_DONE: {Event.HAND_OFF: State.HANDOFF, **_ENDS},
+        State.HANDOFF: _IN_TRANSFER,
+        State.FENCED: _IN_TRANSFER,
         State.DECODING: {Event.LAST_PLANNED: State.DRAINING, **_RESIDENT},
         State.DRAINING: _ENDS,
         State.YIELDING: {Event.STAY: State.DECODING, **_RETRACTED, **_ENDS},
@@ -100,15 +127,22 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = MappingProxyType(
     }
 )
 
+_LEAVING = (State.FINISHING, State.ENDED, State.DISCARDING, State.HANDOFF, State.FENCED)
+
 OWNS: Mapping[State, Owned] = MappingProxyType(
     {
         State.FREE: Owned.NOTHING,
+        State.PREPARING: Owned.TRANSACTION,
         State.WAITING: Owned.PLACE,
         State.PREFILLING: Owned.SLOT | Owned.PAGES,
         State.DECODING: Owned.SLOT | Owned.PAGES,
         State.DRAINING: Owned.SLOT | Owned.PAGES,
         State.YIELDING: Owned.SLOT | Owned.PAGES,
         State.FINISHING: Owned.SLOT | Owned.PAGES,
+        State.REMOTE_RECEIVE: Owned.SLOT | Owned.PAGES | Owned.TRANSFER,
+        State.PREFILL_DONE: Owned.SLOT | Owned.PAGES,
+        State.HANDOFF: Owned.SLOT | Owned.PAGES | Owned.TRANSFER,
+        State.FENCED: Owned.SLOT | Owned.PAGES | Owned.TRANSFER,
         State.IMAGING: Owned.IMAGE,
         State.SUSPENDED: Owned.IMAGE,
         State.RESTORING: Owned.SLOT | Owned.PAGES | Owned.IMAGE,
@@ -177,9 +211,9 @@ class Life:
     def sizes(self) -> Sizes:
         count = self.count
         return Sizes(
-            waiting=count(State.WAITING),
-            prefilling=count(State.PREFILLING),
+            waiting=count(State.WAITING) + count(State.PREPARING),
+            prefilling=count(State.PREFILLING) + count(State.REMOTE_RECEIVE) + count(State.PREFILL_DONE),
             decoding=count(State.DECODING) + count(State.DRAINING) + count(State.YIELDING),
             suspended=count(State.IMAGING) + count(State.SUSPENDED) + count(State.RESTORING),
-            finishing=count(State.FINISHING) + count(State.ENDED) + count(State.DISCARDING),
+            finishing=sum(map(count, _LEAVING)),
         )
