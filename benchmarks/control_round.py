@@ -1,155 +1,311 @@
-"""What one decode round of the control plane costs, without a device.
+"""What a round of the control plane costs, without a device; where installed, beside other schedulers.
 
-A scripted data plane answers at once, so the figure is receive + admit + plan + dispatch + commit +
-advance + the output batch, for N running requests that each get one token. Prefix publication is
-on. Rounds in which requests fill a block are included; `--staggered` spreads them.
+    python benchmarks/control_round.py [--n 1 16 64 256 1024] [--quick] [--json]
+        [--peers --tokenspeed-python PATH --vllm-python PATH --nanovllm-python PATH]
 
-    python benchmarks/control_round.py [--running 1,16,64,256,1024] [--context 512] [--block 16] [--json]
+* decode round: plan, commit, advance and the output batch ready to encode, one new token for each
+  request, depth 1, prefix publication on, results scripted. ``lockstep``: all fill a block in the same
+  round, so the mean lies far above the median; ``staggered``: lengths context + 7 i mod 64, with cache
+  events, so that some fill a block in each round.
+* whole loop: `EventLoop.round`: with receive, admission, load, records and a data plane that does nothing.
+* long prompt: 32,768 tokens; submit (checks, table, queue) and admit (look-up, pages, plan) apart, on a
+  miss and on a hit of all but the last 64 tokens; and the longest round of 32 running decodes while such
+  a prompt arrives as frames on another thread and is computed in chunks.
+* waiting: the round with 4,096 waiting requests against 16, and the memory one takes beside its tokens.
+
+A peer is driven by a script of `benchmarks/peers` under its own interpreter; all take turns of a few
+rounds each, so that a busy machine slows everybody. Compare ratios and minima. ``cpu`` is the CPU time
+of the thread.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
 import sys
-import time
+import threading
+import tracemalloc
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-import attrs
 import numpy as np
 from machine import machine
-
-from tokenspeed.compose.control import ControlContainer
-from tokenspeed.plane.messages import (
-    ControlReply,
-    FrontendMessage,
-    GenerateRequest,
-    OutputBatch,
-    SamplingParams,
-    frozen_tokens,
+from round_peers import Peer, open_peers
+from round_rig import (
+    TOKEN,
+    DroppingLink,
+    Rig,
+    Timer,
+    clock,
+    open_rig,
+    quiet,
+    request,
+    running_rig,
+    tokens,
 )
-from tokenspeed.plane.plan import ForwardBatch
-from tokenspeed.plane.specs import DeviceSpecs
-from tokenspeed.settings.model import CacheSettings, SchedulerSettings, Settings
-from tokenspeed.testing import HandWakeup, ScriptedPlane
+
+from tokenspeed.plane.messages import GenerateRequest, Int32Array
+from tokenspeed.plane.results import ForwardResult
+from tokenspeed.wire.codec import EngineCodec, FrontendCodec
+from tokenspeed.wire.layouts import LAYOUTS
+
+__all__ = ["DroppingLink", "main"]
+
+ENGINE, LOOP = "tokenspeed-py", "tokenspeed-py, whole loop"
+ROUNDS, TURN = 160, 16
+ROOM = ROUNDS + 64
+LONG, SHORT_TAIL = 32 * 1024, 64
+MANY, FEW = 4096, 16
+BUSY = 32
+SWITCH_INTERVAL_S = 0.0005
+"""As in a rank process."""
+
+Figures = dict[str, object]
 
 
-@attrs.define(eq=False)
-class DroppingLink:
-    """A frontend that sends what it is given and throws answers away, counting tokens."""
-
-    inbox: list[FrontendMessage] = attrs.field(factory=list)
-    tokens: int = 0
-    gone: bool = False
-
-    def receive(self) -> tuple[FrontendMessage, ...]:
-        messages = tuple(self.inbox)
-        self.inbox.clear()
-        return messages
-
-    def send(self, batch: OutputBatch) -> None:
-        self.tokens += len(batch.output_ids)
-
-    def reply(self, reply: ControlReply) -> None:
-        return None
-
-    def close(self) -> None:
-        return None
+def in_turns(calls: Mapping[str, Callable[[], object]], peers: Sequence[Peer] = ()) -> dict[str, Timer]:
+    """`ROUNDS` of each, a few at a time."""
+    timers = {name: Timer() for name in (*calls, *(peer.engine for peer in peers))}
+    with quiet():
+        for _ in range(ROUNDS // TURN):
+            for name, call in calls.items():
+                timers[name].run(call, TURN)
+            for peer in peers:
+                wall, cpu = peer.rounds(TURN)
+                timers[peer.engine].wall += wall
+                timers[peer.engine].cpu += cpu
+    return timers
 
 
-def answer(batch: ForwardBatch) -> list[int]:
-    return [7] * int(np.count_nonzero(batch.samples))
+def decode_call(n: int, context: int, block: int, *, staggered: bool) -> Callable[[], object]:
+    rig = running_rig(n, context, block, rounds=ROOM, staggered=staggered)
+    rig.take_over()
+    return partial(rig.decode_round, ForwardResult(tokens=[TOKEN] * n))
 
 
-def measure(*, running: int, context: int, block: int, staggered: bool, rounds: int, overlap: bool) -> list[float]:
-    """Seconds of each of `rounds` steady decode rounds."""
-    longest = context + 64 + rounds + 64
-    specs = DeviceSpecs(
-        backend="none",
-        model_name="bench",
-        dtype="float32",
-        vocab_size=1 << 20,
-        max_model_len=longest,
-        num_pages=2 + running * (longest // block + 2),
-        page_tokens=block,
-        max_num_seqs=running,
-        max_batched_tokens=max(8192, running),
-        eos_token_ids=(0,),
-    )
-    settings = Settings(
-        scheduler=SchedulerSettings(
-            max_num_seqs=running, max_waiting=running, overlap=overlap, chunk_tokens=8192, max_batched_tokens=8192
-        ),
-        cache=CacheSettings(page_tokens=block),
-    )
-    link, plane = DroppingLink(), ScriptedPlane(answer=answer, keep_plans=False)
-    box = ControlContainer(settings=settings, specs=specs, plane=plane, frontend=link, wakeup=HandWakeup())
-    loop = box.loop()
-    rng = np.random.default_rng(1)
-    sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_new_tokens=rounds + 60)
-    for i in range(running):
-        length = context + (7 * i) % 64 if staggered else context
-        ids = frozen_tokens(rng.integers(1, 1 << 19, size=length))
-        link.inbox.append(GenerateRequest(rid=f"request-{i:06d}", input_ids=ids, sampling=sampling))
-    while loop.scheduler.sizes().decoding < running:
-        loop.round()
-    for _ in range(8):
-        loop.round()
-    gc.collect()
-    gc.disable()
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        loop.round()
-        times.append(time.perf_counter() - start)
-    gc.enable()
-    if link.tokens < running * rounds:
+def round_rows(n: int, context: int, block: int, *, staggered: bool, peers: Sequence[Peer] = ()) -> list[Figures]:
+    """Our decode round and whole loop, and the decode round of each peer."""
+    loop = running_rig(n, context, block, rounds=ROOM, staggered=staggered)
+    before = loop.link.tokens
+    for peer in peers:
+        peer.prepare(n=n, context=context, block=block, rounds=ROOM)
+    calls = {ENGINE: decode_call(n, context, block, staggered=staggered), LOOP: loop.loop.round}
+    timers = in_turns(calls, peers)
+    if loop.link.tokens - before != n * ROUNDS:
         raise SystemExit("the rounds measured did not produce a token for every request")
-    return times
+    what = "staggered" if staggered else "lockstep"
+    shape = {"what": what, "n": n, "context": context, "block": block}
+    return [{"engine": name, **shape, **timer.figures()} for name, timer in timers.items()]
+
+
+def flat_rows(block: int) -> list[Figures]:
+    """64 requests at two lengths of context."""
+    contexts = (512, 16384)
+    timers = in_turns({str(context): decode_call(64, context, block, staggered=False) for context in contexts})
+    return [
+        {"engine": ENGINE, "what": "flat", "n": 64, "context": int(at), "block": block, **timer.figures()}
+        for at, timer in timers.items()
+    ]
+
+
+def waiting_rows() -> list[Figures]:
+    """The whole loop of 64 running requests in front of few and of many waiting ones."""
+    rigs = {str(count): running_rig(64, 512, 16, rounds=ROOM, waiting=count) for count in (FEW, MANY)}
+    timers = in_turns({name: rig.loop.round for name, rig in rigs.items()})
+    for name, rig in rigs.items():
+        if rig.loop.scheduler.sizes().waiting != int(name):
+            raise SystemExit(f"{rig.loop.scheduler.sizes().waiting} of {name} requests wait")
+    shape = {"engine": LOOP, "what": "waiting", "n": 64, "context": 512, "block": 16}
+    return [{**shape, "waiting": int(name), **timer.figures()} for name, timer in timers.items()]
+
+
+def waiting_bytes() -> Figures:
+    """Memory of a waiting request beyond its tokens: table, queue and what ingress keeps."""
+    rig = open_rig(seats=1, max_len=1024, block=16, batched=64, chunk=64, waiting=MANY)
+    rng = np.random.default_rng(1)
+    rig.link.inbox.append(request("running", tokens(rng, 64), max_new=512))
+    rig.settle(1)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for i in range(MANY):
+        rig.link.inbox.append(request(f"waiting-{i:08d}", tokens(rng, 64), max_new=8))
+    rig.loop.round()
+    each = (tracemalloc.get_traced_memory()[0] - before) / MANY
+    tracemalloc.stop()
+    if rig.loop.scheduler.sizes().waiting != MANY:
+        raise SystemExit(f"{rig.loop.scheduler.sizes().waiting} of {MANY} requests wait")
+    return {"engine": ENGINE, "what": "waiting memory", "requests": MANY, "bytes_each": round(each - 4 * 64)}
+
+
+# ---- a long prompt ------------------------------------------------------------------------------
+
+
+def admitted(rig: Rig, rid: str, ids: Int32Array) -> tuple[int, int, int]:
+    """Submit and admit one request. Returns nanoseconds of each, and the tokens left to compute."""
+    loop, message = rig.loop, request(rid, ids, max_new=32)
+    start = clock()
+    intake = loop.ingress.admit((message,), holds=loop.scheduler.holds, buffers=never, waiting=int)
+    loop.scheduler.submit(intake.rows)
+    submitted = clock()
+    batch = loop.scheduler.next_execution_plan().batch
+    done = clock()
+    if batch is None:
+        raise SystemExit("a long prompt was not admitted at once")
+    rig.flying.append(batch)
+    return submitted - start, done - submitted, batch.num_tokens
+
+
+def never(_: str) -> bool:
+    return False
+
+
+def land(rig: Rig) -> None:
+    batch = rig.flying.popleft()
+    result = ForwardResult(tokens=[TOKEN] * int(np.count_nonzero(batch.samples)))
+    rig.loop.scheduler.advance((rig.loop.output.commit(batch, result),))
+    rig.loop.output.take(None)
+
+
+def long_row(block: int, repeats: int = 7) -> Figures:
+    """Submit and admit of a prompt that was never seen, and of one that was, but for its last tokens."""
+    columns: dict[str, list[int]] = {"submit_us": [], "admit_us": [], "hit_submit_us": [], "hit_admit_us": []}
+    for seed in range(repeats):
+        rig = open_rig(seats=4, max_len=LONG + 128, block=block, batched=LONG + 64, chunk=LONG + 64)
+        ids = tokens(np.random.default_rng(seed), LONG)
+        again = np.concatenate((ids[:-SHORT_TAIL], tokens(np.random.default_rng(99), SHORT_TAIL)))
+        with quiet():
+            submit, admit, _ = admitted(rig, "first", ids)
+            for _ in range(3):
+                land(rig)
+                batch = rig.loop.scheduler.next_execution_plan().batch
+                rig.flying.append(batch) if batch is not None else None
+            hit_submit, hit_admit, left = admitted(rig, "again", again)
+        if left > SHORT_TAIL + block + 1:
+            raise SystemExit(f"the second prompt has {left} tokens to compute")
+        for column, value in zip(columns.values(), (submit, admit, hit_submit, hit_admit), strict=True):
+            column.append(value)
+    figures = {name: round(statistics.median(values) / 1000, 1) for name, values in columns.items()}
+    return {"engine": ENGINE, "what": "long prompt", "tokens": LONG, "block": block, **figures}
+
+
+def arrival_row(block: int, repeats: int = 5) -> Figures:
+    """The longest round of `BUSY` decodes while a long prompt arrives on another thread and is computed.
+
+    ``longest_cpu_us`` counts the loop's own work alone; the wall figure adds what the other thread's
+    hold of the interpreter and the machine cost.
+    """
+    walls, cpus, usual = [], [], []
+    for seed in range(repeats):
+        rig = busy_rig(block)
+        frames = FrontendCodec(layouts=LAYOUTS).encode(
+            request("long", tokens(np.random.default_rng(seed), LONG), max_new=32)
+        )
+        timer = Timer()
+        with quiet():
+            timer.run(rig.loop.round, 32)
+            usual.append(statistics.median(timer.wall))
+            timer = Timer()
+            wire = threading.Thread(target=partial(arrive, rig, frames))
+            wire.start()
+            while rig.loop.scheduler.sizes().decoding <= BUSY:
+                timer.run(rig.loop.round, 1)
+            wire.join()
+        walls.append(max(timer.wall))
+        cpus.append(max(timer.cpu))
+    return {
+        "engine": ENGINE,
+        "what": "longest round",
+        "n": BUSY,
+        "block": block,
+        "usual_us": round(statistics.median(usual) / 1000, 1),
+        "longest_us": round(statistics.median(walls) / 1000, 1),
+        "longest_min_us": round(min(walls) / 1000, 1),
+        "longest_cpu_us": round(statistics.median(cpus) / 1000, 1),
+    }
+
+
+def arrive(rig: Rig, frames: tuple[bytes, bytes]) -> None:
+    """What the wire thread does with a request's frames."""
+    message = EngineCodec().decode(frames).message
+    if not isinstance(message, GenerateRequest):
+        raise SystemExit("the frames of a long prompt were refused")
+    rig.link.inbox.append(message)
+
+
+def busy_rig(block: int) -> Rig:
+    rig = open_rig(seats=BUSY + 1, max_len=LONG + 2048, block=block, batched=2048 + BUSY, chunk=2048)
+    rng = np.random.default_rng(5)
+    for i in range(BUSY):
+        rig.link.inbox.append(request(f"request-{i:06d}", tokens(rng, 512), max_new=1024))
+    rig.settle(BUSY)
+    return rig
+
+
+# ---- all of it ----------------------------------------------------------------------------------
+
+
+def measure(ns: Sequence[int], blocks: Sequence[int], peers: Sequence[Peer]) -> list[Figures]:
+    found: list[Figures] = []
+    for block in blocks:
+        for n in ns:
+            found += round_rows(n, 512, block, staggered=False, peers=peers)
+        for n in ns:
+            if n in (64, 256):
+                found += round_rows(n, 512, block, staggered=True)
+        found += flat_rows(block)
+        found.append(long_row(block))
+        found += [
+            {"engine": p.engine, "what": "long prompt", "tokens": LONG, "block": block, **long}
+            for p in peers
+            if (long := p.long_prompt(block=block, length=LONG))
+        ]
+        found.append(arrival_row(block))
+    found += waiting_rows()
+    found.append(waiting_bytes())
+    return found
+
+
+def shown(found: Sequence[Figures]) -> None:
+    """A table a kind of row; peers with their ratio to ours."""
+    ours: dict[tuple[object, ...], float] = {}
+    kind = None
+    for row in found:
+        shape = {key: value for key, value in row.items() if key not in ("engine", "what") and not key.endswith("_us")}
+        times = {key.removesuffix("_us"): value for key, value in row.items() if key.endswith("_us")}
+        if row["what"] != kind:
+            kind = row["what"]
+            print(f"\n{kind}, µs")
+        key = (kind, *shape.values())
+        ratio = ""
+        for name in ("median_us", "admit_us"):
+            if isinstance(value := row.get(name), float):
+                base = ours.setdefault(key, value) if row["engine"] == ENGINE else ours.get(key)
+                if base and row["engine"] not in (ENGINE, LOOP):
+                    ratio = f"  = {value / base:.2f} of ours"
+        left = "  ".join(f"{name} {value}" for name, value in shape.items())
+        print(f"  {left:<44} {row['engine']:<28}", "  ".join(f"{k} {v}" for k, v in times.items()) + ratio)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--running", default="1,16,64,256,1024")
-    parser.add_argument("--context", type=int, default=512)
-    parser.add_argument("--block", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--staggered", action="store_true")
-    parser.add_argument("--depth", type=int, choices=(0, 1), default=1)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--n", type=int, nargs="*", default=[1, 16, 64, 256, 1024])
+    parser.add_argument("--block", type=int, nargs="*", default=[64, 16])
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--peers", action="store_true", help="run the peers whose interpreters are given")
+    parser.add_argument("--tokenspeed-python", help="interpreter with tokenspeed-scheduler")
+    parser.add_argument("--vllm-python", help="interpreter with vllm")
     args = parser.parse_args()
-    found = []
-    for running in (int(n) for n in args.running.split(",")):
-        times = measure(
-            running=running,
-            context=args.context,
-            block=args.block,
-            staggered=args.staggered,
-            rounds=args.rounds,
-            overlap=args.depth == 1,
-        )
-        micro = sorted(1e6 * t for t in times)
-        found.append(
-            {
-                "engine": "tokenspeed-py",
-                "n": running,
-                "context": args.context,
-                "block": args.block,
-                "median_us": round(statistics.median(micro), 1),
-                "mean_us": round(statistics.fmean(micro), 1),
-                "p99_us": round(micro[int(0.99 * (len(micro) - 1))], 1),
-                "min_us": round(micro[0], 1),
-            }
-        )
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    pythons = {"tokenspeed_scheduler_driver": args.tokenspeed_python, "vllm_driver": args.vllm_python}
+    with open_peers(pythons if args.peers else {}) as peers:
+        found = measure(args.n, args.block, peers)
     if args.json:
         json.dump(found, sys.stdout, indent=1)
         print()
         return
-    print(f"decode round, context {args.context}, block {args.block}, depth {args.depth}, {machine()}")
-    print(f"{'running':>8} {'median µs':>10} {'mean µs':>9} {'p99 µs':>8} {'min µs':>8}")
-    for row in found:
-        print(f"{row['n']:>8} {row['median_us']:>10} {row['mean_us']:>9} {row['p99_us']:>8} {row['min_us']:>8}")
+    print(machine())
+    shown(found)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,18 @@ def test_a_round_without_requests_counts_anew_and_its_count_is_not_kept() -> Non
     assert load.snapshot(scheduler, Sizes(decoding=1), now_s=1.02).active_blocks == 9
 
 
+def test_a_report_is_made_anew_when_something_it_says_has_changed() -> None:
+    scheduler, load = Walked(), Load()
+    first = load.snapshot(scheduler, Sizes(decoding=1), now_s=1.0)
+    assert load.snapshot(scheduler, Sizes(decoding=1), now_s=1.01) is first
+    assert load.snapshot(scheduler, Sizes(decoding=1, suspended=2), now_s=1.02).waiting == 2
+    scheduler.active = 7
+    assert load.snapshot(scheduler, Sizes(decoding=1, suspended=2), now_s=1.2).active_blocks == 7
+    scheduler.num_usable_pages = 90
+    assert load.snapshot(scheduler, Sizes(decoding=1, suspended=2), now_s=1.21).total_blocks == 90
+    assert first == LoadReport(running=1, waiting=0, resident_blocks=20, active_blocks=5, total_blocks=64)
+
+
 @pytest.mark.contract("FW-24", "FW-25", "FW-26", "KM-15")
 def test_every_output_carries_the_load_of_the_rounds_end() -> None:
     rig = hand_rig(overlap=False)

@@ -16,11 +16,14 @@ from tokenspeed.control.cache_ops import CacheOps
 from tokenspeed.control.event_loop import EventLoop
 from tokenspeed.control.gate import DpStep, Gate
 from tokenspeed.control.relay import Relay
+from tokenspeed.control.request_stats import RequestStats
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.messages import AbortRequest, ResumeOp
-from tokenspeed.plane.plan import ExecutionPlan, ForwardBatch, GrammarAdvance, HistorySeed, WriteBackOp, int32
+from tokenspeed.plane.plan import ExecutionPlan, ForwardBatch, GrammarAdvance, HistorySeed, Sampling, WriteBackOp, int32
 from tokenspeed.plane.results import CacheAcks
+from tokenspeed.plane.table import request_table
 from tokenspeed.settings.model import LogSettings, Settings
+from tokenspeed.telemetry.meters import NullMeter
 from tokenspeed.testing import HandClock, ScriptedPlane, memory_mesh
 
 T = TypeVar("T")
@@ -237,6 +240,24 @@ def test_the_queue_time_is_observed_once_at_the_first_dispatched_forward() -> No
         loop.round()
     assert meter.queued_s == [0.0]
     assert np.isclose(rig.loop.table.stats.submitted_s.max(), 1.0)
+
+
+@pytest.mark.contract("KM-13")
+def test_a_first_token_is_stamped_when_it_came_although_batches_share_their_rows() -> None:
+    table = request_table(slots=4, max_len=64)
+    stats = RequestStats(table=table, meter=NullMeter())
+    for i in range(2):
+        table.seat(table.add(rid=f"r{i}", tokens=int32([1, 2]), max_new=9, sampling=Sampling()), i)
+    batch = one_row_batch(table.by_rid["r0"], 0, [1, 2])
+    stats.committed(batch, now_s=1.0)
+    table.tokens.known[batch.rows] += 1
+    stats.committed(batch, now_s=2.0)
+    stats.committed(batch, now_s=3.0)
+    both = attrs.evolve(batch, rows=int32([table.by_rid["r0"], table.by_rid["r1"]]), samples=np.array([True, True]))
+    table.tokens.known[table.by_rid["r1"]] += 1
+    stats.committed(both, now_s=4.0)
+    stats.committed(both, now_s=5.0)
+    assert table.stats.first_token_s[both.rows].tolist() == [2.0, 4.0]
 
 
 def test_a_request_that_ends_before_it_ran_has_its_line_and_its_release_before_its_row_goes(

@@ -17,6 +17,7 @@ from tokenspeed.plane.messages import (
     Finish,
     FlushCacheOp,
     GenerateRequest,
+    OneToken,
     OutputBatch,
     PauseMode,
     PauseOp,
@@ -52,6 +53,24 @@ def test_a_request_of_our_frontend_arrives_unchanged(given_request: GenerateRequ
     got = ENGINE.decode(FRONTEND.encode(given_request)).message
     assert isinstance(got, GenerateRequest)
     assert plain(got) == plain(given_request)
+
+
+@pytest.mark.parametrize("length", [0, 1, 4095, 4096, 4097, 20_000])
+def test_a_prompt_of_any_length_arrives_as_a_read_only_array_of_its_ids(length: int) -> None:
+    ids = tuple((7 * i) % 50_000 for i in range(length))
+    got = ENGINE.decode(FRONTEND.encode(request("a", ids))).message
+    assert isinstance(got, GenerateRequest)
+    assert got.input_ids.tolist() == list(ids)
+    assert (got.input_ids.dtype.name, got.input_ids.flags.writeable) == ("int32", False)
+
+
+def test_a_column_of_one_token_each_is_sent_as_the_lists_it_stands_for() -> None:
+    lists = batch("a", "b", output_ids=[[5], [70_000]], load=LOAD)
+    flat = batch("a", "b", output_ids=OneToken([5, 70_000]), load=LOAD)
+    assert ENGINE.encode(flat) == ENGINE.encode(lists)
+    assert ENGINE.encode(batch(output_ids=OneToken([]))) == ENGINE.encode(batch(output_ids=[]))
+    scored = {"logprobs": [[-0.5], []]}
+    assert ENGINE.encode(attrs.evolve(flat, **scored)) == ENGINE.encode(attrs.evolve(lists, **scored))
 
 
 @settings(deadline=None, max_examples=200)

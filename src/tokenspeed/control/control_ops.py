@@ -51,6 +51,9 @@ class Routed:
     abort_ahead: int = -1
 
 
+NOTHING_SAID = Routed(requests=(), aborts=(), refusals=())
+
+
 @attrs.frozen(kw_only=True)
 class WaitingFlush:
     op: FlushCacheOp
@@ -92,6 +95,8 @@ class ControlOps:
         return rid in self.state.held
 
     def route(self, messages: tuple[FrontendMessage, ...], *, now_s: float) -> Routed:
+        if not messages:
+            return NOTHING_SAID
         requests: list[GenerateRequest] = []
         aborts: list[str] = []
         refusals: list[Refusal] = []

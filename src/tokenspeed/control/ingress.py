@@ -95,7 +95,7 @@ class Ingress:
 
     def seats(self, rows: tuple[int, ...]) -> tuple[Seat, ...]:
         """What the device must know of requests that got a slot in this plan."""
-        return tuple(self._seat(row) for row in rows)
+        return tuple([self._seat(row) for row in rows]) if rows else ()
 
     def _seat(self, row: int) -> Seat:
         identity = self.table.identity

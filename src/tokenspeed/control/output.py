@@ -43,8 +43,7 @@ class Cohort:
     Attributes:
         source: the batch's `rows` array; None: some of them do not sample, so it serves one commit.
         given: tokens in the result of such a batch.
-        keep: int64, places of the live rows among the sampled ones; None: all are live.
-        rows: int64 ``[n]``, as indices.
+        keep: int64, places of the live rows (`rows`, int64 ``[n]``) among the sampled ones; None: all.
         extra_at, extra_ids: int ``[m]``: row at this place also stops at this id, which is no EOS id.
         at: int64 ``[n]``, where each row's next token goes in the flattened ``tokens.seated``.
         counts: int32 ``[2, n]``: tokens known, tokens of output.
@@ -209,7 +208,8 @@ class Output:
             failed = tuple(batch.rows[result.nan_rows].tolist())
             gone = self.end(failed, Finish.ABORT, status=500, message=NAN_TEXT)
         cohort, tokens = self.state.cohort, result.tokens
-        if cohort is None or cohort.source is not batch.rows or cohort.moves != self.table.moves:
+        same = cohort is not None and cohort.source is batch.rows and cohort.moves == self.table.moves
+        if cohort is None or not same or cohort.given != len(tokens):  # fewer: not all sample this time
             cohort = self.state.cohort = self._assemble(batch)
         if len(tokens) != cohort.given:
             raise InvariantBroken("one token for each sampled row", rows=cohort.given, tokens=len(tokens))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenspeed.plane.messages import GenerateRequest, SamplingParams, frozen_tokens
+from tokenspeed.plane.messages import GenerateRequest, SamplingParams
 from tokenspeed.wire.faults import WireError
 from tokenspeed.wire.layouts import REQUEST, SAMPLING, Layouts
-from tokenspeed.wire.structs import RequestStruct, SamplingStruct, laid_out, named, typed, untagged
+from tokenspeed.wire.structs import RequestStruct, SamplingStruct, laid_out, named, token_array, typed, untagged
 
 SHORTEST = 11
 """Elements that every request has, the tag included."""
@@ -74,7 +74,7 @@ def decode_request(values: object, layouts: Layouts) -> GenerateRequest:
     got = typed(fields, RequestStruct, REQUEST)
     return GenerateRequest(
         rid=got.rid,
-        input_ids=frozen_tokens(got.input_ids),
+        input_ids=token_array(got.input_ids, REQUEST),
         sampling=_decode_sampling(got.sampling_params),
         return_logprob=got.return_logprob,
         top_logprobs=got.top_logprobs_num,
