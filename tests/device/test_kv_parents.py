@@ -108,4 +108,4 @@ def test_a_layout_tells_planning_what_each_group_is() -> None:
     ],
 )
 def test_parents_are_counted_group_by_group(tokens: int, requests: int, parents: int) -> None:
-    assert cache_layout(GROUPS).parents_for(tokens, chunk=24, requests=requests) == parents
+    assert cache_layout(GROUPS).parents_for(tokens, flying=25, requests=requests) == parents

@@ -139,7 +139,7 @@ SEVERAL = attrs.evolve(NEEDS, layout=GROUPS)
 
 def several(*, chunk: int = 24, **asked: int) -> Settings:
     chosen = settings(**asked)
-    return attrs.evolve(chosen, scheduler=attrs.evolve(chosen.scheduler, chunk_tokens=chunk))
+    return attrs.evolve(chosen, scheduler=attrs.evolve(chosen.scheduler, chunk_tokens=chunk, overlap=False))
 
 
 @pytest.mark.contract("SP-51")

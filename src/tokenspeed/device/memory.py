@@ -148,24 +148,24 @@ def plan_memory(settings: Settings, budget: Budget, needs: ModelNeeds, working: 
     Raises: SettingsError: it does not fit; the text has the numbers and what to change.
     """
     layout, requests = needs.layout, settings.scheduler.max_num_seqs
-    chunk = min(settings.scheduler.chunk_tokens, settings.scheduler.max_batched_tokens)
+    flying = _flying(settings.scheduler)
     longest = longest_wanted(settings, needs.max_positions)
     left = budget.total_bytes - needs.weights_bytes - working
     fitting = left // (layout.parent_bytes + needs.scratch_per_page)
     asked = settings.device.kv_pool_tokens
     if asked is not None:
-        num_pages = layout.parents_for(asked, chunk=chunk, requests=requests) + 1
+        num_pages = layout.parents_for(asked, flying=flying, requests=requests) + 1
         if num_pages > fitting:
             raise SettingsError(_too_small(budget, needs, working, f"a pool of {asked:,} tokens", num_pages))
     else:
-        one_request = layout.parents_for(longest, chunk=chunk) + 1
+        one_request = layout.parents_for(longest, flying=flying) + 1
         num_pages = min(fitting, requests * (one_request - 1) + 1)
         if settings.device.memory_gib is None:
             num_pages = min(num_pages, max(one_request, UNASKED_POOL_BYTES // layout.parent_bytes))
-        smallest = layout.parents_for(1, chunk=chunk) + 1
+        smallest = layout.parents_for(1, flying=flying) + 1
         if num_pages < smallest:
             raise SettingsError(_too_small(budget, needs, working, "the smallest KV pool", smallest))
-    room = _room(layout, num_pages - 1, chunk=chunk, longest=longest)
+    room = _room(layout, num_pages - 1, flying=flying, longest=longest)
     if settings.model.max_len_tokens is not None and longest > room:
         if asked is not None:
             raise SettingsError(
@@ -173,7 +173,7 @@ def plan_memory(settings: Settings, budget: Budget, needs: ModelNeeds, working: 
                 f"at most {room:,} do"
             )
         text = f"one request of model.max_len_tokens {longest:,}"
-        raise SettingsError(_too_small(budget, needs, working, text, layout.parents_for(longest, chunk=chunk) + 1))
+        raise SettingsError(_too_small(budget, needs, working, text, layout.parents_for(longest, flying=flying) + 1))
     return MemoryPlan(
         budget=budget,
         weights_bytes=needs.weights_bytes,
@@ -184,9 +184,15 @@ def plan_memory(settings: Settings, budget: Budget, needs: ModelNeeds, working: 
     )
 
 
-def _room(layout: CacheLayout, parents: int, *, chunk: int, longest: int) -> int:
+def _flying(scheduler: SchedulerSettings) -> int:
+    """Tokens of one request in forwards at once: a chunk in each, and the token of a decode ahead of each but one."""
+    forwards = 2 if scheduler.overlap else 1
+    return forwards * (min(scheduler.chunk_tokens, scheduler.max_batched_tokens) + 1) - 1
+
+
+def _room(layout: CacheLayout, parents: int, *, flying: int, longest: int) -> int:
     """Tokens of the longest request, of at most `longest`, that `parents` parents have room for."""
-    return bisect_right(range(1, longest + 1), parents, key=lambda tokens: layout.parents_for(tokens, chunk=chunk))
+    return bisect_right(range(1, longest + 1), parents, key=lambda tokens: layout.parents_for(tokens, flying=flying))
 
 
 def _pages(layout: CacheLayout) -> str:

@@ -72,20 +72,21 @@ class CacheLayout:
         pairs = zip(self.groups, self.layer_bytes, strict=True)
         return max(group.blocks_per_parent * each for group, each in pairs if group.kind != STATE)
 
-    def parents_for(self, tokens: int, *, chunk: int, requests: int = 1) -> int:
+    def parents_for(self, tokens: int, *, flying: int, requests: int = 1) -> int:
         """Parents that `tokens` tokens take, the null parent not counted.
 
         Args:
-            chunk: tokens of one forward of one request; a window group holds them beside the window.
+            flying: tokens of one request that may be in forwards at once; a window group holds them and
+                what the first of them sees.
             requests: among which the tokens may be spread.
         """
-        return sum(_parents(group, tokens, chunk, requests) for group in self.groups)
+        return sum(_parents(group, tokens, flying, requests) for group in self.groups)
 
 
-def _parents(group: CacheGroupSpec, tokens: int, chunk: int, requests: int) -> int:
+def _parents(group: CacheGroupSpec, tokens: int, flying: int, requests: int) -> int:
     blocks = STATES_EACH * min(requests, tokens) if group.kind == STATE else -(-tokens // group.block_tokens)
     if group.kind == WINDOW:
-        seen = -(-(group.window_tokens + chunk) // group.block_tokens) + 1
+        seen = -(-(group.window_tokens - 1 + flying) // group.block_tokens) + 1
         blocks = min(blocks, requests * seen)
     return -(-blocks // group.blocks_per_parent)
 
