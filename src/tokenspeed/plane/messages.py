@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 Int32Array: TypeAlias = npt.NDArray[np.int32]
+IndexArray: TypeAlias = npt.NDArray[np.int64]
+"""Rows or slots that index columns; numpy converts an index of any other type at every use."""
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 NO_TOP_K = 1 << 30

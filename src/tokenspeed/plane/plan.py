@@ -1,6 +1,6 @@
 """What one round asks of the executors: the plan (from the scheduler) and the dispatch (gathered).
 
-Both are frozen; arrays in them are int32 or bool, read-only, and never written after they were
+Both are frozen; arrays in them are int32, int64 (indices) or bool, read-only, and never written after they were
 made, so that queueing them hands them over (DP-49, DP-50).
 """
 
@@ -12,7 +12,7 @@ from typing import TypeAlias
 import attrs
 import numpy as np
 
-from tokenspeed.plane.messages import BoolArray, Int32Array
+from tokenspeed.plane.messages import BoolArray, IndexArray, Int32Array
 
 FROM_DEVICE = -1
 """In `ForwardBatch.input_ids`: the token that the slot's latest forward sampled, still on the device."""
@@ -28,7 +28,15 @@ def int32(values: object) -> Int32Array:
     return _readonly(np.array(values, dtype=np.int32))
 
 
+def index_array(values: object) -> IndexArray:
+    """A read-only int64 array from any sequence of integers."""
+    array: IndexArray = np.array(values, dtype=np.int64)
+    array.setflags(write=False)
+    return array
+
+
 EMPTY_INT32: Int32Array = int32(())
+EMPTY_INDEX: IndexArray = index_array(())
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -36,8 +44,8 @@ class ForwardBatch:
     """Model work of one forward: `n` rows, decode and prefill chunks mixed in any order.
 
     Attributes:
-        rows: int32 ``[n]``, rows of the request table.
-        slots: int32 ``[n]``, device residences.
+        rows: int64 ``[n]``, rows of the request table.
+        slots: int64 ``[n]``, device residences.
         starts: int32 ``[n]``, position of the first token computed (equals the KV already there).
         counts: int32 ``[n]``, tokens computed.
         samples: bool ``[n]``; the logits of the row's last token are sampled. False for all chunks
@@ -45,8 +53,8 @@ class ForwardBatch:
         input_ids: int32 ``[sum(counts)]``; :data:`FROM_DEVICE` where the token is not on the host yet.
     """
 
-    rows: Int32Array
-    slots: Int32Array
+    rows: IndexArray
+    slots: IndexArray
     starts: Int32Array
     counts: Int32Array
     samples: BoolArray
@@ -61,11 +69,12 @@ class ForwardBatch:
 class BlockGrants:
     """Blocks that changed hands: ``table[slots[i], indices[i]] = blocks[i]``, applied before the batch.
 
-    All int32 ``[m]``. The device keeps the block tables by slot; a plan sends changes only.
+    ``slots`` is int64, the others are int32 ``[m]``. The device keeps the block tables by slot; a plan
+    sends changes only.
     """
 
     group: int = 0
-    slots: Int32Array = EMPTY_INT32
+    slots: IndexArray = EMPTY_INDEX
     indices: Int32Array = EMPTY_INT32
     blocks: Int32Array = EMPTY_INT32
 

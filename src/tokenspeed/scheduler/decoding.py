@@ -9,8 +9,8 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from tokenspeed.plane.messages import BoolArray, Int32Array
-from tokenspeed.plane.plan import EMPTY_INT32, int32
+from tokenspeed.plane.messages import BoolArray, IndexArray, Int32Array
+from tokenspeed.plane.plan import EMPTY_INDEX, EMPTY_INT32, index_array, int32
 from tokenspeed.plane.table import RequestTable
 from tokenspeed.scheduler.config import SchedulerConfig
 from tokenspeed.scheduler.draft import DecodeRows, PlanDraft
@@ -26,7 +26,7 @@ NEVER = UNBOUNDED
 
 @attrs.define(eq=False)
 class Lanes:
-    """Writer: Decoding. Columns of the decoding rows, int32 ``[n]``, in the order they began to decode.
+    """Writer: Decoding. Columns of the decoding rows ``[n]``, in the order they began to decode.
 
     ``starts`` equals the table's ``scheduled``; ``wall`` is the start from which on a row lacks a
     block, NEVER if its blocks suffice to its end. ``rows``, ``slots`` and ``starts`` are handed out
@@ -34,8 +34,8 @@ class Lanes:
     ``free``: rounds in which no row reaches its wall. ``epoch``: of `Life` when the lanes were built.
     """
 
-    rows: Int32Array = EMPTY_INT32
-    slots: Int32Array = EMPTY_INT32
+    rows: IndexArray = EMPTY_INDEX
+    slots: IndexArray = EMPTY_INDEX
     starts: Int32Array = EMPTY_INT32
     limit: Int32Array = EMPTY_INT32
     wall: Int32Array = EMPTY_INT32
@@ -76,7 +76,8 @@ class Decoding:
     def _extend(self) -> bool:
         """Blocks for the rows at their wall; False if there are not enough."""
         lanes = self.lanes
-        short: Int32Array = (lanes.starts >= lanes.wall).nonzero()[0].astype(np.int32)
+        left = lanes.wall - lanes.starts
+        short = (left <= 0).nonzero()[0]
         if len(short):
             slots = lanes.slots[short]
             lacking = [self._lack(group, short, slots) for group in self.groups]
@@ -85,22 +86,23 @@ class Decoding:
             for group, part in zip(self.groups, lacking, strict=True):
                 if len(part):
                     self.residents.extend_each(group.number, part)
-            lanes.wall[short] = self._walls(slots, lanes.limit[short])
-        lanes.free = int((lanes.wall - lanes.starts).min())
+            lanes.wall[short] = walls = self._walls(slots, lanes.limit[short])
+            left[short] = walls - lanes.starts[short]
+        lanes.free = int(left.min())
         return True
 
-    def _lack(self, group: Group, short: Int32Array, slots: Int32Array) -> Int32Array:
+    def _lack(self, group: Group, short: IndexArray, slots: IndexArray) -> IndexArray:
         """Those of `slots` whose next forward lacks a block of `group`."""
         if len(self.groups) == 1:
             return slots
         if not group.by_position:
-            return EMPTY_INT32
+            return EMPTY_INDEX
         lanes = self.lanes
         tokens = np.minimum(lanes.starts[short] + (1 + self.config.ahead_tokens), lanes.limit[short])
         held = self.residents.state.groups[group.number].held[slots]
         return slots[tokens > held * group.block_tokens]
 
-    def _walls(self, slots: Int32Array, limit: Int32Array) -> Int32Array:
+    def _walls(self, slots: IndexArray, limit: Int32Array) -> Int32Array:
         """The starts from which on these slots lack a block, int32 ``[n]``."""
         ahead, walls = self.config.ahead_tokens, None
         for group, tables in zip(self.groups, self.residents.state.groups, strict=True):
@@ -126,7 +128,9 @@ class Decoding:
         lanes = self.lanes
         if not chosen.any():
             return
-        some = DecodeRows(int32(lanes.rows[chosen]), int32(lanes.slots[chosen]), int32(lanes.starts[chosen]))
+        some = DecodeRows(
+            index_array(lanes.rows[chosen]), index_array(lanes.slots[chosen]), int32(lanes.starts[chosen])
+        )
         draft.decodes = some
         ends = self._schedule(some)
         self._retire_exhausted(some.rows[ends >= lanes.limit[chosen]])
@@ -139,15 +143,15 @@ class Decoding:
         self.table.schedule.inflight[decodes.rows] += 1
         return ends
 
-    def _retire_exhausted(self, rows: Int32Array) -> None:
+    def _retire_exhausted(self, rows: IndexArray) -> None:
         """Nothing is left to plan for these: their last token needs no KV."""
         for row in rows.tolist():
             self.life.move(row, Event.LAST_PLANNED)
 
     def _rebuild(self) -> None:
         lanes = self.lanes
-        rows = int32(self.life.rows(State.DECODING))
-        slots = int32(self.table.schedule.slot[rows])
+        rows = index_array(self.life.rows(State.DECODING))
+        slots = index_array(self.table.schedule.slot[rows])
         for slot in slots.tolist():
             self.states.before_forward(slot)
         lanes.rows, lanes.slots = rows, slots

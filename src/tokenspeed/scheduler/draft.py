@@ -5,16 +5,16 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from tokenspeed.plane.messages import BoolArray, Int32Array
-from tokenspeed.plane.plan import EMPTY_INT32, FROM_DEVICE, ForwardBatch, PlanAbort, int32
+from tokenspeed.plane.messages import BoolArray, IndexArray, Int32Array
+from tokenspeed.plane.plan import EMPTY_INDEX, EMPTY_INT32, FROM_DEVICE, ForwardBatch, PlanAbort, index_array, int32
 
 
 @attrs.frozen(eq=False)
 class DecodeRows:
-    """Rows that compute one token each, all from the device; read-only int32 ``[n]``."""
+    """Rows that compute one token each, all from the device; read-only, as in `ForwardBatch`."""
 
-    rows: Int32Array = EMPTY_INT32
-    slots: Int32Array = EMPTY_INT32
+    rows: IndexArray = EMPTY_INDEX
+    slots: IndexArray = EMPTY_INDEX
     starts: Int32Array = EMPTY_INT32
 
 
@@ -59,12 +59,12 @@ class PlanDraft:
 
     round_id: int
     decodes: DecodeRows = NO_DECODES
-    chunks: list[Chunk] = attrs.field(factory=list[Chunk])
-    seated: list[int] = attrs.field(factory=list[int])
-    preempted: list[int] = attrs.field(factory=list[int])
-    retired: list[int] = attrs.field(factory=list[int])
-    aborts: list[PlanAbort] = attrs.field(factory=list[PlanAbort])
-    stuck: list[int] = attrs.field(factory=list[int])
+    chunks: list[Chunk] = attrs.field(factory=list)
+    seated: list[int] = attrs.field(factory=list)
+    preempted: list[int] = attrs.field(factory=list)
+    retired: list[int] = attrs.field(factory=list)
+    aborts: list[PlanAbort] = attrs.field(factory=list)
+    stuck: list[int] = attrs.field(factory=list)
     pressed: bool = False
 
     def batch(self, common: Constants) -> ForwardBatch | None:
@@ -86,8 +86,8 @@ class PlanDraft:
         sampled = np.concatenate([samples, np.array([chunk.samples for chunk in chunks], dtype=np.bool_)])
         sampled.setflags(write=False)
         return ForwardBatch(
-            rows=_joined(decodes.rows, [chunk.row for chunk in chunks]),
-            slots=_joined(decodes.slots, [chunk.slot for chunk in chunks]),
+            rows=index_array([*decodes.rows.tolist(), *(chunk.row for chunk in chunks)]),
+            slots=index_array([*decodes.slots.tolist(), *(chunk.slot for chunk in chunks)]),
             starts=_joined(decodes.starts, [chunk.start for chunk in chunks]),
             counts=_joined(ones, [len(chunk.ids) for chunk in chunks]),
             samples=sampled,

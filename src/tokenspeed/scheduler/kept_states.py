@@ -11,7 +11,7 @@ from typing import Protocol
 
 import attrs
 
-from tokenspeed.plane.messages import Int32Array
+from tokenspeed.plane.messages import IndexArray, Int32Array
 from tokenspeed.plane.plan import int32
 from tokenspeed.scheduler.groups import Group
 from tokenspeed.scheduler.pool import Pool
@@ -34,7 +34,7 @@ class KeptStates(Protocol):
         """A forward of `slot` is about to be planned: it must not write over what is kept."""
         ...
 
-    def landed(self, rows: Int32Array, slots: Int32Array, ends: Int32Array) -> None:
+    def landed(self, rows: IndexArray, slots: IndexArray, ends: Int32Array) -> None:
         """Forwards that ended at `ends` have landed; none of the rows was cut short."""
         ...
 
@@ -57,7 +57,7 @@ class NoStates:
     def before_forward(self, slot: int) -> None:
         return None
 
-    def landed(self, rows: Int32Array, slots: Int32Array, ends: Int32Array) -> None:
+    def landed(self, rows: IndexArray, slots: IndexArray, ends: Int32Array) -> None:
         return None
 
     def vacated(self, slot: int) -> None:
@@ -125,7 +125,7 @@ class StateKeeper:
         else:
             self.state.left[slot, position] = left
 
-    def landed(self, rows: Int32Array, slots: Int32Array, ends: Int32Array) -> None:
+    def landed(self, rows: IndexArray, slots: IndexArray, ends: Int32Array) -> None:
         marks, left = self.state.marks, self.state.left
         if not marks and not left:
             return

@@ -8,7 +8,6 @@ after whatever extends it, a subscriber always knows the parent of a stored bloc
 from __future__ import annotations
 
 import struct
-from itertools import groupby
 from typing import Protocol, TypeAlias
 
 import attrs
@@ -47,6 +46,11 @@ class NetKvLog:
     block_tokens: int
     group: int = 0
     state: LogState = attrs.field(factory=LogState)
+    block: struct.Struct = attrs.field(init=False)
+
+    @block.default
+    def _block(self) -> struct.Struct:
+        return struct.Struct(f"<{self.block_tokens}i")
 
     def stored(self, name: bytes, parent: bytes | None, tokens: bytes) -> None:
         changes = self.state.changes
@@ -68,38 +72,44 @@ class NetKvLog:
         self.state.cleared = True
 
     def drain(self) -> tuple[KvEvent, ...]:
-        if not (self.state.changes or self.state.cleared):
+        state = self.state
+        if not (state.changes or state.cleared):
             return ()
-        events: list[KvEvent] = [AllBlocksCleared()] if self.state.cleared else []
-        for is_removal, run in groupby(self.state.changes.items(), key=lambda change: change[1] is None):
-            if is_removal:
-                events.append(BlockRemoved(hashes=tuple(name for name, _ in run), group=self.group))
+        events: list[KvEvent] = [AllBlocksCleared()] if state.cleared else []
+        # A run of removals, or of blocks that follow each other, becomes one event.
+        names: list[bytes] = []
+        tokens: list[bytes] = []
+        parent: bytes | None = None
+        removing = False
+        for name, change in state.changes.items():
+            if names and (removing != (change is None) or (change is not None and change[0] != names[-1])):
+                events.append(self._event(names, tokens, parent, removing=removing))
+                names, tokens = [], []
+            if change is None:
+                removing = True
             else:
-                events.extend(self._chains([(name, stored) for name, stored in run if stored is not None]))
-        self.state.changes.clear()
-        self.state.cleared = False
+                if not names:
+                    parent = change[0]
+                removing = False
+                tokens.append(change[1])
+            names.append(name)
+        if names:
+            events.append(self._event(names, tokens, parent, removing=removing))
+        state.changes.clear()
+        state.cleared = False
         return tuple(events)
 
-    def _chains(self, run: list[tuple[bytes, Stored]]) -> list[KvEvent]:
-        """One event for each stretch of blocks that follow each other."""
-        events: list[KvEvent] = []
-        begin = 0
-        for at in range(1, len(run) + 1):
-            if at < len(run) and run[at][1][0] == run[at - 1][0]:
-                continue
-            stretch = run[begin:at]
-            tokens = b"".join([part for _, (_, part) in stretch])
-            events.append(
-                BlockStored(
-                    hashes=tuple([name for name, _ in stretch]),
-                    parent=stretch[0][1][0],
-                    token_ids=struct.unpack(f"<{len(tokens) // 4}i", tokens),
-                    block_tokens=self.block_tokens,
-                    group=self.group,
-                )
-            )
-            begin = at
-        return events
+    def _event(self, names: list[bytes], tokens: list[bytes], parent: bytes | None, *, removing: bool) -> KvEvent:
+        if removing:
+            return BlockRemoved(hashes=tuple(names), group=self.group)
+        ids = self.block.unpack(tokens[0]) if len(tokens) == 1 else _ids(b"".join(tokens))
+        return BlockStored(
+            hashes=tuple(names), parent=parent, token_ids=ids, block_tokens=self.block_tokens, group=self.group
+        )
+
+
+def _ids(tokens: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(tokens) // 4}i", tokens)
 
 
 @attrs.frozen(kw_only=True, eq=False)

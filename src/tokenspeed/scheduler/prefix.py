@@ -13,10 +13,11 @@ import attrs
 import numpy as np
 
 from tokenspeed.errors import InvariantBroken
-from tokenspeed.plane.messages import Finish, Int32Array
+from tokenspeed.plane.messages import Finish, IndexArray, Int32Array
+from tokenspeed.plane.plan import EMPTY_INDEX
 from tokenspeed.plane.results import KvEvent
 from tokenspeed.plane.table import RequestTable
-from tokenspeed.scheduler.groups import Group
+from tokenspeed.scheduler.groups import UNBOUNDED, Group
 from tokenspeed.scheduler.hits import NOWHERE, Hit
 from tokenspeed.scheduler.index import GroupIndex
 from tokenspeed.scheduler.kv_log import KvLog
@@ -43,13 +44,15 @@ class Landed:
     Attributes:
         ends: int32 ``[n]``, tokens of each row whose KV is on the device now.
         tables: by group, int32 ``[slots, blocks]``.
+        by_one: each row computed one token.
         some_ended: a row of them may have ended, with this result or before.
     """
 
-    rows: Int32Array
-    slots: Int32Array
+    rows: IndexArray
+    slots: IndexArray
     ends: Int32Array
     tables: tuple[Int32Array, ...]
+    by_one: bool
     some_ended: bool
 
 
@@ -114,21 +117,34 @@ class PrefixCache(Protocol):
         """Names of the row's whole blocks within its first `tokens` tokens."""
         ...
 
+    def block(self, group: int, name: bytes) -> int | None:
+        """The device block findable under `name`."""
+        ...
+
 
 @attrs.define(eq=False)
 class PublishState:
-    """Writer: PrefixIndex. Int32 ``[groups, slots]``: blocks of the seated row that are matched or published."""
+    """Writer: PrefixIndex.
+
+    Attributes:
+        published: int32 ``[groups, slots]``, blocks of the seated row that are matched or published.
+        lanes: rows of the latest landing in which each computed one token; the same array comes again
+            while the batch does not change.
+        quiet: landings of the same rows, one token each, in which none of them fills a block.
+    """
 
     published: Int32Array
+    lanes: IndexArray = EMPTY_INDEX
+    quiet: int = 0
 
 
 @attrs.define(eq=False)
 class _Change:
     """What one publication does beyond the index itself."""
 
-    relinks: list[Relink] = attrs.field(factory=list[Relink])
-    blocks: list[int] = attrs.field(factory=list[int])
-    names: list[bytes] = attrs.field(factory=list[bytes])
+    relinks: list[Relink] = attrs.field(factory=list)
+    blocks: list[int] = attrs.field(factory=list)
+    names: list[bytes] = attrs.field(factory=list)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -145,6 +161,15 @@ class PrefixIndex:
     tier: Tier
     reach: Reach
     state: PublishState
+    pages: Int32Array = attrs.field(init=False)
+    """The table's token lines by pages, a view: int32 ``[slots, pages, page_tokens]``."""
+
+    @pages.default
+    def _pages(self) -> Int32Array:
+        lines, page = self.table.tokens.seated, self.page_tokens
+        slots, length = lines.shape
+        shape, strides = (slots, length // page, page), (lines.strides[0], page * lines.strides[1], lines.strides[1])
+        return np.lib.stride_tricks.as_strided(lines, shape, strides, writeable=False)
 
     def claim(self, group: int, count: int) -> Int32Array:
         blocks, evicted = self.pool.take(group, count)
@@ -179,10 +204,19 @@ class PrefixIndex:
         self.chains.forget(row)
 
     def publish(self, landed: Landed) -> list[Relink]:
+        state = self.state
+        # The same rows again, with one token each: all that was full before has been published.
+        steady = landed.rows is state.lanes and not landed.some_ended
+        if steady:
+            state.quiet -= 1
+            if state.quiet >= 0:
+                return []
         relinks: list[Relink] = []
+        state.quiet = UNBOUNDED
         for group in self.groups:
             if group.by_position:
-                relinks += self._publish_group(group, landed)
+                relinks += self._publish_group(group, landed, steady=steady)
+        state.lanes = landed.rows if landed.by_one else EMPTY_INDEX
         return relinks
 
     def keep(self, group: int, row: int, block: int, position: int) -> None:
@@ -204,6 +238,7 @@ class PrefixIndex:
     def unkeep(self, group: int, block: int) -> None:
         if self.indexes[group].name(block) is not None:
             self._remove(group, block)
+            self.tier.forgotten(group, block)
             self.pool.forget(group, block)
 
     def clear(self) -> None:
@@ -225,6 +260,9 @@ class PrefixIndex:
     def contents(self) -> tuple[dict[bytes, int], ...]:
         return tuple({name: entry[0] for name, entry in index.state.entries.items()} for index in self.indexes)
 
+    def block(self, group: int, name: bytes) -> int | None:
+        return self.indexes[group].block(name)
+
     def names(self, row: int, group: int, *, tokens: int) -> list[bytes]:
         kind = self.groups[group]
         count = tokens // kind.block_tokens
@@ -232,19 +270,25 @@ class PrefixIndex:
 
     # ---- publication --------------------------------------------------------------------------
 
-    def _publish_group(self, group: Group, landed: Landed) -> list[Relink]:
-        published = self.state.published[group.number]
-        full = landed.ends // group.block_tokens
-        if landed.some_ended:
-            full = self._trusted(landed, full, group.block_tokens)
-        due = (full > published[landed.slots]).nonzero()[0]
+    def _publish_group(self, group: Group, landed: Landed, *, steady: bool) -> list[Relink]:
+        published, size = self.state.published[group.number], group.block_tokens
+        beyond = landed.ends % size
+        self.state.quiet = min(self.state.quiet, size - 1 - int(beyond.max()))
+        if steady:
+            due = (beyond == 0).nonzero()[0]
+        else:
+            full = landed.ends // size
+            if landed.some_ended:
+                full = self._trusted(landed, full, size)
+            due = (full > published[landed.slots]).nonzero()[0]
         if not len(due):
             return []
-        rows, slots, full = landed.rows[due], landed.slots[due], full[due]
+        rows, slots = landed.rows[due], landed.slots[due]
+        full = landed.ends[due] // size if steady else full[due]
         first = published[slots]
         published[slots] = full
         change, table = _Change(), landed.tables[group.number]
-        if group.stride == 1 and (full - first).max() == 1:
+        if group.stride == 1 and (steady or (full - first).max() == 1):
             self._publish_one_each(group, rows, slots, first, table, change)
         else:
             for row, slot, begin, end in zip(rows.tolist(), slots.tolist(), first.tolist(), full.tolist(), strict=True):
@@ -261,11 +305,10 @@ class PrefixIndex:
         return np.where(cut, np.int32(0), np.minimum(full, known))
 
     def _publish_one_each(
-        self, group: Group, rows: Int32Array, slots: Int32Array, at: Int32Array, table: Int32Array, change: _Change
+        self, group: Group, rows: IndexArray, slots: IndexArray, at: Int32Array, table: Int32Array, change: _Change
     ) -> None:
         """The usual case of decoding: one more full block for each of `rows`, read with one gather."""
-        positions = at[:, None] * self.page_tokens + np.arange(self.page_tokens, dtype=np.int32)
-        data = self.table.tokens.seated[slots[:, None], positions].astype("<i4", copy=False).tobytes()
+        data = self.pages[slots, at].astype("<i4", copy=False).tobytes()
         width, begin = 4 * self.page_tokens, 0
         chains, media = self.chains.state.chains, self.table.identity.media
         index, stored = self.indexes[group.number].state, self.logs[group.number].stored
@@ -323,6 +366,7 @@ class PrefixIndex:
         if other is not None:
             # Same content, one copy idle: the one in use stays findable, the idle one makes room.
             self._remove(number, other)
+            self.tier.forgotten(number, other)
             self.pool.forget(number, other)
         if index.name(block) is not None:
             # It was findable as a page in part, and has filled since.
@@ -389,6 +433,10 @@ class NullPrefixCache:
 
     def contents(self) -> tuple[dict[bytes, int], ...]:
         return tuple({} for _ in self.nothing.groups)
+
+    def block(self, group: int, name: bytes) -> int | None:
+        del group, name
+        return None
 
     def names(self, row: int, group: int, *, tokens: int) -> list[bytes]:
         del row, group, tokens

@@ -7,12 +7,13 @@ plan carries the changes to the device, which keeps the same tables by slot.
 from __future__ import annotations
 
 from collections import deque
+from typing import Protocol, TypeVar
 
 import attrs
 import numpy as np
 
 from tokenspeed.errors import InvariantBroken
-from tokenspeed.plane.messages import Int32Array
+from tokenspeed.plane.messages import IndexArray, Int32Array
 from tokenspeed.plane.plan import BlockCopy, BlockGrants, GroupBlocks, int32
 from tokenspeed.plane.table import RequestTable
 from tokenspeed.scheduler.config import SchedulerConfig
@@ -20,7 +21,6 @@ from tokenspeed.scheduler.groups import Group, Kind
 from tokenspeed.scheduler.hits import NOWHERE, GroupHit, Hit
 from tokenspeed.scheduler.pool import Pool
 from tokenspeed.scheduler.prefix import PrefixCache, Relink
-from tokenspeed.scheduler.tier import Tier
 
 
 @attrs.define(eq=False)
@@ -33,7 +33,7 @@ class GroupTables:
         held: int32 ``[slots]``.
         cover: int32 ``[slots]``, what `held` will be when the prompt is computed.
         owed: int32 ``[slots]``, promised blocks not taken yet.
-        touched: (slots, indices) of changed entries since the last plan with a batch.
+        touched: (slots, indices, blocks) of changed entries since the last plan with a batch.
         granted: blocks taken since the last plan that must be clean.
     """
 
@@ -42,8 +42,8 @@ class GroupTables:
     held: Int32Array
     cover: Int32Array
     owed: Int32Array
-    touched: list[tuple[Int32Array, Int32Array]] = attrs.field(factory=list[tuple[Int32Array, Int32Array]])
-    granted: list[Int32Array] = attrs.field(factory=list[Int32Array])
+    touched: list[tuple[IndexArray, Int32Array, Int32Array]] = attrs.field(factory=list)
+    granted: list[Int32Array] = attrs.field(factory=list)
 
 
 @attrs.define(eq=False)
@@ -54,8 +54,10 @@ class ResidentState:
         owner: int32 ``[slots]``, row or -1.
         goal: int32 ``[slots]``, tokens known at admission: prefill computes up to there.
         limit: int32 ``[slots]``, tokens whose KV the request may ever fill: the last one needs none.
+        tables: the groups' block tables.
         copies: for the plan under construction.
         displaced: (forward, group, block): given back once that many forwards have landed.
+        shrunk: entries were given up since the last plan with a batch, some perhaps among the touched.
     """
 
     owner: Int32Array
@@ -63,8 +65,16 @@ class ResidentState:
     limit: Int32Array
     empty_slots: list[int]
     groups: tuple[GroupTables, ...]
+    tables: tuple[Int32Array, ...]
     copies: list[BlockCopy] = attrs.field(factory=list[BlockCopy])
-    displaced: deque[tuple[int, int, int]] = attrs.field(factory=deque[tuple[int, int, int]])
+    displaced: deque[tuple[int, int, int]] = attrs.field(factory=deque)
+    shrunk: bool = False
+
+
+class Loads(Protocol):
+    def load(self, group: int, host_blocks: Int32Array, device_blocks: Int32Array) -> None:
+        """The plan under construction copies these from the host tier, one to one."""
+        ...
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -74,8 +84,12 @@ class Residents:
     table: RequestTable
     pool: Pool
     cache: PrefixCache
-    tier: Tier
     state: ResidentState
+    windows: tuple[Group, ...] = attrs.field(init=False)
+
+    @windows.default
+    def _windows(self) -> tuple[Group, ...]:
+        return tuple(group for group in self.groups if group.kind is Kind.WINDOW)
 
     @property
     def has_seat(self) -> bool:
@@ -87,9 +101,10 @@ class Residents:
 
     @property
     def tables(self) -> tuple[Int32Array, ...]:
-        return tuple(tables.blocks for tables in self.state.groups)
+        """Block tables by group."""
+        return self.state.tables
 
-    def seat(self, row: int, hit: Hit, *, goal: int, limit: int, cover: int) -> int:
+    def seat(self, row: int, hit: Hit, loads: Loads, *, goal: int, limit: int, cover: int) -> int:
         """Give `row` a slot and what was found; blocks for the rest of its first `cover` tokens are promised."""
         state = self.state
         slot = state.empty_slots.pop()
@@ -101,7 +116,7 @@ class Residents:
         for group, found in zip(self.groups, hit.groups, strict=True):
             self._seat_group(group, slot, found, cover=group.blocks_for(cover))
         for group, found in zip(self.groups, hit.groups, strict=True):
-            self._fill(group, slot, found)
+            self._fill(group, slot, found, loads)
         self.cache.seat(row, slot, hit)
         return slot
 
@@ -111,28 +126,32 @@ class Residents:
         owed = group.new_blocks(cover=cover, found=found.end) + len(found.loaded)
         tables.owed[slot] = owed
         self.pool.promise(group.number, owed)
-        if found.end > found.first:
-            tables.blocks[slot, found.first : found.end] = found.device
-            self._touch(group.number, slot, found.first, found.end)
+        tables.blocks[slot, found.first : found.end] = found.device
 
-    def _fill(self, group: Group, slot: int, found: GroupHit) -> None:
+    def _fill(self, group: Group, slot: int, found: GroupHit, loads: Loads) -> None:
         """Take blocks for what comes from the host tier, and for the private copy of the boundary block."""
         number, tables = group.number, self.state.groups[group.number]
         missing = (found.device == NOWHERE).nonzero()[0]
         if len(missing):
             got = self._take_owed(group, slot, len(missing), clean=False)
             tables.blocks[slot, found.first + missing] = got
-            self.tier.load(number, found.loaded, got)
+            loads.load(number, found.loaded, got)
+        if found.end > found.first:
+            self._touch(number, slot, found.first, found.end)
         if found.source != NOWHERE:
             self._copy_to_new(group, slot, found.source)
         elif found.host_source != NOWHERE:
             own = self._append(group, slot, 1, clean=False)
-            self.tier.load(number, int32([found.host_source]), own)
+            loads.load(number, int32([found.host_source]), own)
 
     def _copy_to_new(self, group: Group, slot: int, source: int) -> None:
         own = int(self._append(group, slot, 1, clean=False)[0])
         if own != source:  # it may have been evicted for this very purpose
             self.state.copies.append(BlockCopy(group=group.number, source=source, destination=own))
+
+    def append(self, group: int, slot: int, count: int) -> Int32Array:
+        """Take `count` blocks for the table's end, which this plan fills whole (SP-40)."""
+        return self._append(self.groups[group], slot, count, clean=False)
 
     def extend(self, slot: int, *, tokens: int) -> bool:
         """Take blocks until `slot` covers `tokens` tokens; False, and nothing is taken, if they cannot be had.
@@ -152,7 +171,7 @@ class Residents:
                 self._append(group, slot, count, clean=True)
         return True
 
-    def extend_each(self, group: int, slots: Int32Array) -> None:
+    def extend_each(self, group: int, slots: IndexArray) -> None:
         """One more block, beyond any promise, for each of `slots`."""
         tables = self.state.groups[group]
         got = self.cache.claim(group, len(slots))
@@ -160,7 +179,7 @@ class Residents:
         tables.blocks[slots, at] = got
         tables.held[slots] = at + 1
         self._granted(group, got, clean=True)
-        tables.touched.append((slots, at))
+        tables.touched.append((slots, at, got))
 
     def lacking(self, slot: int) -> list[int]:
         """By group, 1 if the slot's next decode lacks a block."""
@@ -183,11 +202,10 @@ class Residents:
         self._touch(group.number, slot, 0, 1)
         return old
 
-    def release_behind(self, slots: Int32Array, ends: Int32Array) -> None:
+    def release_behind(self, slots: IndexArray, ends: Int32Array) -> None:
         """Give up blocks that no forward from `ends` on reads."""
-        for group, tables in zip(self.groups, self.state.groups, strict=True):
-            if group.kind is not Kind.WINDOW:
-                continue
+        for group in self.windows:
+            tables = self.state.groups[group.number]
             seen = group.first_seen_each(ends)
             moved = (seen > tables.first[slots]).nonzero()[0]
             for slot, first in zip(slots[moved].tolist(), seen[moved].tolist(), strict=True):
@@ -198,6 +216,7 @@ class Residents:
         begin = int(tables.first[slot])
         if first <= begin:
             return
+        self.state.shrunk = True
         self.pool.release(group.number, tables.blocks[slot, begin:first].copy())
         tables.first[slot] = first
         held, cover = int(tables.held[slot]), int(tables.cover[slot])
@@ -213,6 +232,7 @@ class Residents:
 
     def release_pages(self, slot: int) -> None:
         """Give back all blocks and what was promised; the deepest block first."""
+        self.state.shrunk = True
         for number, tables in enumerate(self.state.groups):
             first, held = int(tables.first[slot]), int(tables.held[slot])
             self.pool.release(number, tables.blocks[slot, first:held][::-1].copy())
@@ -244,26 +264,24 @@ class Residents:
 
     def take_grants(self) -> tuple[BlockGrants, ...]:
         """Changed entries with their present content, for the device; one for each group that changed."""
-        grants = []
-        for number, tables in enumerate(self.state.groups):
+        state, grants = self.state, []
+        for number, tables in enumerate(state.groups):
             touched = tables.touched
             if not touched:
                 continue
-            if len(touched) == 1:
-                slots, indices = touched[0]
-            else:
-                slots = np.concatenate([part[0] for part in touched])
-                indices = np.concatenate([part[1] for part in touched])
-            touched.clear()
-            used = (indices < tables.held[slots]) & (indices >= tables.first[slots])
-            if not used.all():  # given up again while this plan was built
+            slots, indices, blocks = (
+                touched[0] if len(touched) == 1 else map(np.concatenate, zip(*touched, strict=True))
+            )
+            if state.shrunk:
+                # Of what was given up again, or given twice, the present content counts.
+                used = (indices < tables.held[slots]) & (indices >= tables.first[slots])
                 slots, indices = slots[used], indices[used]
-                if not len(slots):
-                    continue
-            blocks = tables.blocks[slots, indices]
-            for array in (slots, indices, blocks):
-                array.setflags(write=False)
-            grants.append(BlockGrants(group=number, slots=slots, indices=indices, blocks=blocks))
+                blocks = tables.blocks[slots, indices]
+            touched.clear()
+            if len(slots):
+                parts = (_own(slots), _own(indices), _own(blocks))
+                grants.append(BlockGrants(group=number, slots=parts[0], indices=parts[1], blocks=parts[2]))
+        state.shrunk = False
         return tuple(grants)
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
@@ -318,9 +336,25 @@ class Residents:
             granted.append(blocks)
 
     def _touch(self, group: int, slot: int, first: int, last: int) -> None:
-        self.state.groups[group].touched.append(
-            (np.full(last - first, slot, dtype=np.int32), np.arange(first, last, dtype=np.int32))
+        tables = self.state.groups[group]
+        tables.touched.append(
+            (
+                np.full(last - first, slot, dtype=np.int64),
+                np.arange(first, last, dtype=np.int32),
+                tables.blocks[slot, first:last].copy(),
+            )
         )
+
+
+Array = TypeVar("Array", IndexArray, Int32Array)
+
+
+def _own(array: Array) -> Array:
+    """`array` with memory of its own, read-only from here on: it crosses to the device side."""
+    if array.base is not None:
+        array = array.copy()
+    array.setflags(write=False)
+    return array
 
 
 def resident_state(config: SchedulerConfig, groups: tuple[Group, ...]) -> ResidentState:
@@ -334,10 +368,12 @@ def resident_state(config: SchedulerConfig, groups: tuple[Group, ...]) -> Reside
         blocks: Int32Array = np.zeros((slots, width), dtype=np.int32)
         return GroupTables(blocks=blocks, first=column(), held=column(), cover=column(), owed=column())
 
+    by_group = tuple(tables(group) for group in groups)
     return ResidentState(
         owner=np.full(slots, -1, dtype=np.int32),
         goal=column(),
         limit=column(),
         empty_slots=list(range(config.seats - 1, -1, -1)),
-        groups=tuple(tables(group) for group in groups),
+        groups=by_group,
+        tables=tuple(part.blocks for part in by_group),
     )
