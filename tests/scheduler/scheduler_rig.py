@@ -273,8 +273,9 @@ class Rig:
         shared = {(g, b) for g, part in groups for b, n in part.references.items() if n > 1}
         shared |= {(g, b) for g, part in groups for b in part.index.values()}
         assert granted & in_use <= shared
-        if plan.seated and [spec.kind for spec in self.config.specs] == ["full"]:
-            # Whoever was admitted left a spare block for each of the others.
+        plain = [spec.kind for spec in self.config.specs] == ["full"] and not self.config.host_parents
+        if plan.seated and plain:
+            # Whoever was admitted left a spare block for each of the others; stores may have pinned it since.
             spare = len(snapshot.empty) + len(snapshot.idle) - snapshot.promised
             assert spare >= len(snapshot.tables) - 1
 

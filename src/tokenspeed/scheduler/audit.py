@@ -18,6 +18,7 @@ from tokenspeed.scheduler.pool import Pool
 from tokenspeed.scheduler.prefix import PrefixCache
 from tokenspeed.scheduler.residents import Residents
 from tokenspeed.scheduler.states import OWNS, Life, Owned, State
+from tokenspeed.scheduler.storage import Storage
 from tokenspeed.scheduler.tier import Tier
 
 
@@ -94,6 +95,7 @@ def take_snapshot(
     kept: KeptStates,
     tier: Tier,
     images: Images,
+    storage: Storage,
 ) -> SchedulerSnapshot:
     states: dict[int, State] = {}
     for state in OWNS:
@@ -103,7 +105,7 @@ def take_snapshot(
     held, contents = pool.contents(), cache.contents()
     left = list(kept.state.left.values()) if isinstance(kept, StateKeeper) else []
     numbers = [group.number for group in kept.groups] if isinstance(kept, StateKeeper) else []
-    host = host_snapshot(tier, images, pool.groups)
+    host = host_snapshot(tier, images, storage, pool.groups)
     groups = []
     for number, lines in enumerate(residents.state.groups):
         moved = tuple(blocks[numbers.index(number)] for blocks in left) if number in numbers else ()

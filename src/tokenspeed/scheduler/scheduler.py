@@ -194,7 +194,15 @@ class PagedScheduler:
     def snapshot(self) -> SchedulerSnapshot:
         """Who holds what right now, copied; for diagnostics and tests, not for rounds."""
         return take_snapshot(
-            self.table, self.life, self.pool, self.cache, self.residents, self.states, self.tier, self.images
+            self.table,
+            self.life,
+            self.pool,
+            self.cache,
+            self.residents,
+            self.states,
+            self.tier,
+            self.images,
+            self.storage,
         )
 
     def _land(self, event: ForwardLanded) -> None:

@@ -95,6 +95,10 @@ class Storage(Protocol):
         """The nearer tiers are being forgotten; only while not `busy`."""
         ...
 
+    def pins(self) -> tuple[tuple[int, int], ...]:
+        """(group, host block), once for each `reserve` or `keep`; for diagnostics."""
+        ...
+
 
 @attrs.frozen(eq=False)
 class NoStorage:
@@ -124,6 +128,9 @@ class NoStorage:
 
     def clear(self) -> None:
         return None
+
+    def pins(self) -> tuple[tuple[int, int], ...]:
+        return ()
 
 
 @attrs.define(eq=False)
@@ -163,6 +170,8 @@ class Fetching(Protocol):
 
     def clear(self) -> None: ...
 
+    def pins(self) -> list[tuple[int, int]]: ...
+
 
 class Keeping(Protocol):
     """The half of `Transactions` that writes; see `storage_keep.Keep`."""
@@ -179,6 +188,8 @@ class Keeping(Protocol):
     def plan(self, *, pressure: float) -> list[StorageOp]: ...
 
     def clear(self) -> None: ...
+
+    def pins(self) -> list[tuple[int, int]]: ...
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -227,6 +238,9 @@ class Transactions:
     def clear(self) -> None:
         self.fetch.clear()
         self.keep.clear()
+
+    def pins(self) -> tuple[tuple[int, int], ...]:
+        return (*self.fetch.pins(), *self.keep.pins())
 
     def _ended(self, op_id: int, outcomes: tuple[bool, ...], *, round_id: int) -> None:
         """A completion that comes twice is ignored (SP-16)."""

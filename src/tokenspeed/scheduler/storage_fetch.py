@@ -181,6 +181,13 @@ class Fetch:
         for row in tuple(self.state.held):
             self.admitted(row)
 
+    def pins(self) -> list[tuple[int, int]]:
+        pins = [pin for held in self.state.held.values() for pin in held]
+        for op in self.state.open.values():
+            # A QUERY has no host blocks.
+            pins += [(block.group, host) for block, host in zip(op.blocks, op.host_blocks, strict=False)]
+        return pins
+
     @property
     def _others_run(self) -> bool:
         return bool(self.life.count(State.DECODING) or self.life.count(State.PREFILLING))

@@ -84,3 +84,6 @@ class Keep:
 
     def clear(self) -> None:
         self.state.offered.clear()
+
+    def pins(self) -> list[tuple[int, int]]:
+        return [pin for blocks in self.state.open.values() for pin in blocks]

@@ -12,6 +12,7 @@ from tokenspeed.scheduler.host.images import NO_ROW, Images, SnapshotImages
 from tokenspeed.scheduler.host.operations import Load, Store
 from tokenspeed.scheduler.host.tier import HostTier
 from tokenspeed.scheduler.states import OWNS, Owned, State
+from tokenspeed.scheduler.storage import Storage
 from tokenspeed.scheduler.tier import Tier
 
 
@@ -21,7 +22,7 @@ class HostGroupSnapshot:
 
     Attributes:
         references: by block, pinned ones only.
-        pinned: blocks, once for each operation or image that needs them.
+        pinned: blocks, once for each operation, image or storage transaction that needs them.
         idle: blocks nobody needs, next to make room first.
         named: block by name, written or being written.
         findable: block by name.
@@ -50,7 +51,7 @@ class HostSnapshot:
     suspended: tuple[int, ...] = ()
 
 
-def host_snapshot(tier: Tier, images: Images, groups: int) -> HostSnapshot:
+def host_snapshot(tier: Tier, images: Images, storage: Storage, groups: int) -> HostSnapshot:
     if not isinstance(tier, HostTier):
         return HostSnapshot(device_pins=((),) * groups)
     device: list[list[int]] = [[] for _ in range(groups)]
@@ -60,6 +61,8 @@ def host_snapshot(tier: Tier, images: Images, groups: int) -> HostSnapshot:
             host[work.group].extend(work.host_blocks.tolist())
             if isinstance(work, Load) or not work.ordered:
                 device[work.group].extend(work.device_blocks.tolist())
+    for number, block in storage.pins():
+        host[number].append(block)
     rows: dict[int, int] = {}
     free: tuple[int, ...] = ()
     suspended: tuple[int, ...] = ()
