@@ -158,10 +158,11 @@ def _no_members() -> dict[State, dict[int, None]]:
 
 @attrs.define(eq=False)
 class LifeState:
-    """Writer: Life. ``members``: rows by state, in the order they entered it."""
+    """Writer: Life. ``members``: rows by state, in the order they entered it; ``sizes``: None after a move."""
 
     members: dict[State, dict[int, None]] = attrs.field(factory=_no_members)
     decoding_epoch: int = 0
+    sizes: Sizes | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -182,6 +183,7 @@ class Life:
         if new is old:
             return
         column[row] = new
+        self.state.sizes = None
         members = self.state.members
         if old is not State.FREE:
             del members[old][row]
@@ -209,6 +211,12 @@ class Life:
         return self.state.decoding_epoch
 
     def sizes(self) -> Sizes:
+        """The same object until a request moves: rounds ask twice, and compare."""
+        if self.state.sizes is None:
+            self.state.sizes = self._counted()
+        return self.state.sizes
+
+    def _counted(self) -> Sizes:
         count = self.count
         return Sizes(
             waiting=count(State.WAITING) + count(State.PREPARING),
