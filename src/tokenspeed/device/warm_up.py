@@ -6,7 +6,17 @@ from tokenspeed.device.handle import Executor
 from tokenspeed.device.kv.layout import STATE
 from tokenspeed.device.step import AllReady
 from tokenspeed.errors import ModelError
-from tokenspeed.plane.plan import FROM_DEVICE, BlockGrants, Dispatch, ForwardBatch, GroupBlocks, Sampling, Seat, int32
+from tokenspeed.plane.plan import (
+    FROM_DEVICE,
+    BlockGrants,
+    Dispatch,
+    ForwardBatch,
+    GroupBlocks,
+    Sampling,
+    Seat,
+    index_array,
+    int32,
+)
 from tokenspeed.plane.specs import DeviceSpecs
 
 PROMPT_TOKENS = 32
@@ -25,7 +35,7 @@ def warm_up(executor: Executor, specs: DeviceSpecs) -> None:
     grants = tuple(
         BlockGrants(
             group=group.group,
-            slots=int32([SLOT] * len(group.blocks)),
+            slots=index_array([SLOT] * len(group.blocks)),
             indices=int32(range(len(group.blocks))),
             blocks=int32(group.blocks),
         )
@@ -57,8 +67,8 @@ def _blocks(specs: DeviceSpecs, tokens: int) -> tuple[GroupBlocks, ...]:
 
 def _batch(*, start: int, tokens: list[int]) -> ForwardBatch:
     return ForwardBatch(
-        rows=int32([ROW]),
-        slots=int32([SLOT]),
+        rows=index_array([ROW]),
+        slots=index_array([SLOT]),
         starts=int32([start]),
         counts=int32([len(tokens)]),
         samples=int32([1]).astype(bool),

@@ -57,7 +57,7 @@ class SlotState:
         self.tables[grants.group].grant(grants)
 
     def gather(
-        self, rows: Int32Array, slots: Int32Array, starts: Int64Array, contexts: Int64Array
+        self, rows: Int64Array, slots: Int64Array, starts: Int64Array, contexts: Int64Array
     ) -> tuple[Int32Array, ...]:
         """Block tables of a batch in each group, as `device.step.RaggedRows` says.
 

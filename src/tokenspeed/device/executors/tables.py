@@ -25,7 +25,7 @@ class BlockTable(Protocol):
         """Raises: InvariantBroken: a block outside the pool, or of the null parent."""
         ...
 
-    def gather(self, slots: Int32Array, starts: Int64Array, contexts: Int64Array) -> Int32Array:
+    def gather(self, slots: Int64Array, starts: Int64Array, contexts: Int64Array) -> Int32Array:
         """int32 ``[n, blocks of the longest row]``; `starts` and `contexts` as in a `ForwardBatch`.
 
         Raises: InvariantBroken: a row lacks a block that one of its queries reads or writes.
@@ -71,7 +71,7 @@ class AttentionTable:
     def grant(self, grants: BlockGrants) -> None:
         self.granted.write(grants)
 
-    def gather(self, slots: Int32Array, starts: Int64Array, contexts: Int64Array) -> Int32Array:
+    def gather(self, slots: Int64Array, starts: Int64Array, contexts: Int64Array) -> Int32Array:
         entries, needed = self.entries, -(-contexts // self.block_tokens)
         width = int(needed.max())
         if width > entries.shape[1]:
@@ -103,7 +103,7 @@ class StateTable:
     def grant(self, grants: BlockGrants) -> None:
         self.granted.write(grants)
 
-    def gather(self, slots: Int32Array, starts: Int64Array, contexts: Int64Array) -> Int32Array:
+    def gather(self, slots: Int64Array, starts: Int64Array, contexts: Int64Array) -> Int32Array:
         tables = self.entries[slots]
         if not tables.all():
             raise InvariantBroken("rows without a state", slots=slots[tables[:, 0] == 0])

@@ -112,7 +112,7 @@ class Sampled:
 class Company:
     """The requests of the latest batch, so that a batch of the same rows need not look them up again."""
 
-    rows: Int32Array
+    rows: Int64Array
     req_ids: tuple[str, ...]
     requests: tuple[RequestState, ...]
 
