@@ -213,22 +213,29 @@ def layered_tokens(prompt: list[int], count: int) -> list[int]:
 
 @attrs.define(eq=False)
 class SteppedStream:
-    """A stream each of whose jobs needs a permit of the test, once `stepped` is set."""
+    """A stream each of whose jobs needs a permit of the test, once `stepped` is set.
+
+    `delay_s`: how long the next job waits before it begins, so that others overtake it.
+    """
 
     inner: DeviceStream
     stepped: bool = False
     permits: threading.Semaphore = attrs.field(factory=lambda: threading.Semaphore(0))
+    delay_s: Callable[[], float] | None = None
+    never: threading.Event = attrs.field(factory=threading.Event)
 
     @property
     def name(self) -> str:
         return self.inner.name
 
     def submit(self, job: Job, label: str) -> DeviceEvent:
-        if not self.stepped:
+        if not self.stepped and self.delay_s is None:
             return self.inner.submit(job, label)
 
         def permitted() -> None:
-            assert self.permits.acquire(timeout=TIMEOUT_S)
+            assert not self.stepped or self.permits.acquire(timeout=TIMEOUT_S)
+            if self.delay_s is not None:
+                self.never.wait(self.delay_s())
             job()
 
         return self.inner.submit(permitted, label)
@@ -316,16 +323,16 @@ def host_rig(
         backend, watch = LoggedBackend(inner=inner, log=log, **streams), Watch()
 
         def make() -> tuple[LayeredPool, object, HostCacheExecutor]:
-            pool = LayeredPool(torch.full((PAGES, LAYERS, PAGE_TOKENS), NEVER_WRITTEN))
+            pool = LayeredPool(torch.full((specs.num_pages, LAYERS, PAGE_TOKENS), NEVER_WRITTEN))
             made = EXECUTORS[executor](
                 backend=backend,
                 step=LayeredStep(pool, watch),
                 pool=pool,
                 sampler=ToySampler(),
                 logprobs=toy_logprobs,
-                max_num_seqs=SLOTS,
-                max_model_len=MAX_LEN,
-                num_pages=PAGES,
+                max_num_seqs=specs.max_num_seqs,
+                max_model_len=specs.max_model_len,
+                num_pages=specs.num_pages,
                 groups=specs.groups,
             )
             tier = host_cache(
