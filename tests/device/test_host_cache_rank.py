@@ -7,16 +7,19 @@ up; the tokens must be those of a run without any pressure.
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import attrs
 import pytest
-from device_doubles import CountingWakeup
+from device_doubles import CountingWakeup, background
 from host_rig import PAGE_TOKENS, SPECS, HostRig, host_rig, layered_tokens
 from rig import Rig, hand_rig, request
 
+from tokenspeed.compose.control import ControlContainer
+from tokenspeed.control.wakeup import ThreadWakeup
 from tokenspeed.device.capture import Strict
 from tokenspeed.device.data_plane import open_data_plane
 from tokenspeed.device.kv.host_cache import HostCacheExecutor
@@ -25,6 +28,7 @@ from tokenspeed.plane.plan import LoadBackOp, RestoreOp, SnapshotOp, WriteBackOp
 from tokenspeed.plane.ports import Wakeup
 from tokenspeed.plane.results import CacheAcks
 from tokenspeed.settings.model import CacheSettings, Retraction, SchedulerSettings, Settings, WritePolicy
+from tokenspeed.testing import RecordingLink
 
 TIGHT = attrs.evolve(
     SPECS, num_pages=26, host_parents=40, images=3, max_num_seqs=6, max_batched_tokens=32, max_model_len=64
@@ -155,3 +159,63 @@ def settled(rank: TierRank) -> bool:
     """Acknowledgments arrive while nothing else does."""
     rank.rig.loop.round()
     return not rank.rig.loop.cache_ops.open
+
+
+@attrs.frozen(eq=False)
+class RoundCounter(RecordingLink):
+    """A frontend's end whose `receive` counts the rounds: each begins with one (RA-6)."""
+
+    rounds: Counter[str] = attrs.field(factory=Counter)
+
+    def receive(self) -> tuple[object, ...]:
+        self.rounds["begun"] += 1
+        return super().receive()
+
+
+@pytest.mark.contract("RA-7", "SP-44")
+def test_an_engine_that_waits_for_one_held_restore_runs_no_round_until_it_lands() -> None:
+    draw = random.Random(3)
+    prompts = {f"r{i}": [draw.randrange(1, 97) for _ in range(15)] for i in range(5)}
+    chosen = settings(overlap=True, policy=WritePolicy.WRITE_THROUGH, chain=IMAGES)
+    with host_rig(specs=TIGHT) as host:
+        tier, wakeup, link = CountingTier(host.tier), ThreadWakeup(), RoundCounter()
+        plane = open_data_plane(attrs.evolve(host.handle, host_tier=tier), wakeup, check=Strict())
+        loop = ControlContainer(settings=chosen, specs=TIGHT, plane=plane, frontend=link, wakeup=wakeup).loop()
+        host.backend.load_stream.hold()
+        link.put(*(request(rid, prompt, max_new=24) for rid, prompt in prompts.items()))
+        with background(loop.run):
+            restored = eventually(lambda: tier.asked["RestoreOp"] and len(waiting_of(link, prompts)))
+            assert restored
+            eventually(lambda: len(waiting_of(link, prompts)) == tier.asked["RestoreOp"])
+            begun = quiet(link)
+            assert not threading.Event().wait(0.3)
+            assert link.rounds["begun"] == begun
+            host.backend.load_stream.release()
+            eventually(lambda: not waiting_of(link, prompts))
+            loop.request_stop()
+        plane.close()
+        assert {rid: link.tokens(rid) for rid in prompts} == {
+            rid: layered_tokens(prompt, 24) for rid, prompt in prompts.items()
+        }
+
+
+def waiting_of(link: RecordingLink, prompts: dict[str, list[int]]) -> list[str]:
+    return [rid for rid in prompts if not link.finish(rid)]
+
+
+def eventually(reached: Callable[[], object]) -> bool:
+    """Whether it came true; looked at from outside of the loop, which tells nobody."""
+    for _ in range(2000):
+        if reached():
+            return True
+        threading.Event().wait(0.005)
+    return False
+
+
+def quiet(link: RoundCounter) -> int:
+    """Rounds begun, once no more are."""
+    begun = -1
+    while begun != link.rounds["begun"]:
+        begun = link.rounds["begun"]
+        threading.Event().wait(0.05)
+    return begun
