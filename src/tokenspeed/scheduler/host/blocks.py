@@ -25,9 +25,11 @@ class HostGroup:
         block_of: by name, written or being written.
         name_of: the inverse.
         written: by block.
+        coming: by block; it is being written from the device, which does not fail.
     """
 
     written: BoolArray
+    coming: BoolArray
     block_of: dict[bytes, int] = attrs.field(factory=dict[bytes, int])
     name_of: dict[int, bytes] = attrs.field(factory=dict[int, bytes])
 
@@ -49,11 +51,19 @@ class HostBlocks:
         """The block that has these bytes or is getting them."""
         return self.lanes[group].block_of.get(name)
 
+    def keeps(self, group: int, block: int) -> bool:
+        """Whether the bytes are there or certain to come."""
+        lane = self.lanes[group]
+        return bool(lane.written[block] or lane.coming[block])
+
     def all_written(self, group: int, blocks: Int32Array) -> bool:
         return bool(self.lanes[group].written[blocks].all())
 
-    def reserve(self, group: int, names: Sequence[bytes]) -> Int32Array:
-        """Pinned blocks for the first of `names`, as many as there is room for; none of them is held yet."""
+    def reserve(self, group: int, names: Sequence[bytes], *, certain: bool = False) -> Int32Array:
+        """Pinned blocks for the first of `names`, as many as there is room for; none of them is held yet.
+
+        `certain`: the device writes them.
+        """
         count = self._most(group, len(names))
         if not count:
             return EMPTY_INT32
@@ -65,6 +75,7 @@ class HostBlocks:
         for block, name in zip(blocks.tolist(), names[:count], strict=True):
             lane.block_of[name] = block
             lane.name_of[block] = name
+        lane.coming[blocks] = certain
         return blocks
 
     def wrote(self, group: int, blocks: Int32Array) -> None:
@@ -72,6 +83,7 @@ class HostBlocks:
         lane = self.lanes[group]
         known = blocks[[block in lane.name_of for block in blocks.tolist()]]
         lane.written[known] = True
+        lane.coming[known] = False
         self.pool.mark_findable(group, known)
 
     def void(self, group: int, block: int) -> None:
@@ -114,7 +126,7 @@ class HostBlocks:
     def _drop(self, group: int, block: int) -> None:
         lane = self.lanes[group]
         del lane.block_of[lane.name_of.pop(block)]
-        lane.written[block] = False
+        lane.written[block] = lane.coming[block] = False
 
 
 def host_blocks(num_parents: int, blocks_per_parent: tuple[int, ...]) -> HostBlocks:
@@ -122,5 +134,11 @@ def host_blocks(num_parents: int, blocks_per_parent: tuple[int, ...]) -> HostBlo
     pool = make_pool(num_parents, blocks_per_parent)
     return HostBlocks(
         pool=pool,
-        lanes=tuple(HostGroup(written=np.zeros(pool.blocks_in(group), dtype=np.bool_)) for group in range(pool.groups)),
+        lanes=tuple(
+            HostGroup(
+                written=np.zeros(pool.blocks_in(group), dtype=np.bool_),
+                coming=np.zeros(pool.blocks_in(group), dtype=np.bool_),
+            )
+            for group in range(pool.groups)
+        ),
     )

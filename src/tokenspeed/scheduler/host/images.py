@@ -299,6 +299,8 @@ class SnapshotImages:
             if imaged.tail > spec.image_blocks or len(imaged.names) < whole:
                 return None
             known = imaged.host_blocks[imaged.host_blocks != NOWHERE]
+            if not all(self.tier.host.keeps(group.number, block) for block in known.tolist()):
+                return None  # storage is filling one of them, which may fail
             want.append(len(imaged.names) - len(known))
             have.append(known)
         return surveyed if self.tier.host.pool.fits(want, have) else None
@@ -333,7 +335,7 @@ class SnapshotImages:
             missing = (imaged.host_blocks == NOWHERE).nonzero()[0]
             if not len(missing):
                 continue
-            got = host.reserve(group, [imaged.names[at] for at in missing.tolist()])
+            got = host.reserve(group, [imaged.names[at] for at in missing.tolist()], certain=True)
             if len(got) < len(missing):
                 raise InvariantBroken("host room for an image vanished", group=group, wanted=len(missing))
             host.pin(group, got)

@@ -123,7 +123,7 @@ class HostTier:
     def _store_evicted(self, group: int) -> None:
         evicted = self.state.evicted[group]
         names = [name for name in evicted if self.host.holds(group, name) is None]
-        host_blocks = self.host.reserve(group, names)
+        host_blocks = self.host.reserve(group, names, certain=True)
         if len(host_blocks):
             blocks = int32([evicted[name] for name in names[: len(host_blocks)]])
             self.operations.add(Store(group=group, device_blocks=blocks, host_blocks=host_blocks, ordered=True))
@@ -144,7 +144,7 @@ class HostTier:
         for block in known:
             del waiting[block]
         turn = self._pinnable(group, turn)
-        host_blocks = self.host.reserve(group, tuple(turn))
+        host_blocks = self.host.reserve(group, tuple(turn), certain=True)
         count = len(host_blocks)
         if not count:
             return 0
