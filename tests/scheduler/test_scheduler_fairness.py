@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,7 @@ from scheduler_rig import Request, Rig, build, prompt
 
 from tokenspeed.plane.messages import Finish
 from tokenspeed.plane.ports import SchedulingPolicy
+from tokenspeed.scheduler.names import NAMED_PER_ROUND
 from tokenspeed.scheduler.policy import AgedPriority, Fcfs, LongestPrefixMatch
 
 PATIENCE = 40
@@ -104,3 +106,35 @@ def test_a_decode_never_waits_for_more_than_one_chunk(policy: SchedulingPolicy, 
         assert plan.batch is not None
         assert plan.batch.counts.max() <= 16
         assert plan.batch.num_tokens <= 40
+
+
+def test_a_long_prompt_that_is_known_gets_its_names_in_slices_while_decodes_run() -> None:
+    rig = build(page_tokens=2, num_pages=4000, max_model_len=4096, max_batched_tokens=512, chunk_tokens=512)
+    rig.audited = False
+    ids = prompt(2 * (2 * NAMED_PER_ROUND + 100) + 1, seed=1)
+    rig.new(ids, max_new=1)
+    rig.run()
+    talker = rig.new(prompt(4, seed=3), max_new=30)
+    rig.round()
+    again = rig.new(ids, max_new=2)
+    names = [1]
+    while again.first_planned_round < 0:
+        said = talker.forwards
+        rig.round()
+        assert talker.forwards == said + 1
+        names.append(len(rig.scheduler.cache.chains.of(again.row)))  # type: ignore[attr-defined]
+    assert [later - before for before, later in itertools.pairwise(names)] == [NAMED_PER_ROUND, NAMED_PER_ROUND, 100]
+    rig.run()
+    assert min(again.computed) == len(ids) - 1
+    rig.check_tokens()
+
+
+def test_a_prompt_that_is_not_known_is_not_named_beyond_its_first_pages() -> None:
+    rig = build(page_tokens=2, num_pages=4000, max_model_len=4096, max_batched_tokens=64, chunk_tokens=32)
+    rig.audited = False
+    rig.new(prompt(4), max_new=30)
+    rig.round()
+    cold = rig.new(prompt(2000, seed=1), max_new=2)
+    rig.round()
+    assert cold.first_planned_round > 0
+    assert len(rig.scheduler.cache.chains.of(cold.row)) < 20  # type: ignore[attr-defined]

@@ -8,9 +8,10 @@ from shelf_rig import PAGE, StorageRig, storage_rig
 from tokenspeed.plane.plan import StorageOp, StorageVerb, int32
 from tokenspeed.plane.results import StorageDone, StorageTick
 from tokenspeed.scheduler.host.operations import Store
+from tokenspeed.scheduler.names import NAMED_PER_ROUND
 from tokenspeed.scheduler.states import Event, State
 from tokenspeed.scheduler.storage import NoStorage
-from tokenspeed.scheduler.storage_fetch import NAMED_PER_ROUND, PREPARE_TIMEOUT_S
+from tokenspeed.scheduler.storage_fetch import PREPARE_TIMEOUT_S
 from tokenspeed.scheduler.storage_keep import MAX_IN_OP, MAX_OFFERED, MAX_OPEN
 from tokenspeed.scheduler.storage_reach import StoredBlock
 

@@ -79,8 +79,11 @@ class Admission:
         order, unused = int(self.table.identity.order[row]), self.pool.empty + self.pool.cached
         if order == state.order and unused <= state.unused and not self.cache.grew(row, tokens=state.found):
             return None
+        most = self._reusable(row, known)
+        if self.life.count(State.DECODING) and not self.cache.named(row, most=most):
+            return None  # its pages get their names in slices, so that no decode is held up
         # Match and allocation look at one state of the index: nothing happens in between.
-        hit = self.cache.match(row, most=self._reusable(row, known))
+        hit = self.cache.match(row, most=most)
         cover = min(known + self.config.ahead_tokens, limit)
         if not self._fits(row, hit, cover, limit):
             state.order, state.unused, state.found = order, unused, hit.tokens

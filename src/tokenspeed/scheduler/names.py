@@ -10,12 +10,16 @@ of them.
 from __future__ import annotations
 
 import hashlib
+from hashlib import blake2b
 
 import attrs
 
 from tokenspeed.plane.table import RequestTable
 
 NAME_BYTES = 16
+
+NAMED_PER_ROUND = 512
+"""Pages of a prompt named by one plan while decodes run; about half a millisecond."""
 
 
 def root_name(*, salt: bytes) -> bytes:
@@ -55,10 +59,14 @@ class Chains:
         if at < pages:
             width = 4 * self.page_tokens
             data = self.tokens(row, at * self.page_tokens, pages * self.page_tokens)
-            plain = not self.table.identity.media[row]
+            if not self.table.identity.media[row]:
+                name = chain[-1]
+                for begin in range(0, len(data), width):
+                    name = blake2b(name + data[begin : begin + width], digest_size=NAME_BYTES).digest()
+                    chain.append(name)
+                return chain
             for begin in range(0, len(data), width):
-                media = b"" if plain else self.media(row, at)
-                chain.append(page_name(chain[-1], data[begin : begin + width], media))
+                chain.append(page_name(chain[-1], data[begin : begin + width], self.media(row, at)))
                 at += 1
         return chain
 

@@ -67,6 +67,10 @@ class PrefixCache(Protocol):
         """The longest known prefix of the row's tokens, at most `most` tokens. Takes no references."""
         ...
 
+    def named(self, row: int, *, most: int) -> bool:
+        """Prepare a `match` of a long prompt in slices; False: not yet through."""
+        ...
+
     def cached_tokens(self, row: int) -> int:
         """About what `match` would find for a waiting request; for policies."""
         ...
@@ -183,8 +187,13 @@ class PrefixIndex:
     def match(self, row: int, *, most: int) -> Hit:
         return self.reach.match(row, most=most)
 
+    def named(self, row: int, *, most: int) -> bool:
+        return self.reach.named(row, most=most)
+
     def cached_tokens(self, row: int) -> int:
-        return self.reach.match(row, most=int(self.table.tokens.known[row]) - 1).tokens
+        most = int(self.table.tokens.known[row]) - 1
+        self.reach.named(row, most=most)
+        return self.reach.length(row, most=most)
 
     def grew(self, row: int, *, tokens: int) -> bool:
         """Looks for one page more in the first group; a hit that ends elsewhere may have grown unseen."""
@@ -396,6 +405,10 @@ class NullPrefixCache:
     def match(self, row: int, *, most: int) -> Hit:
         del row, most
         return self.nothing
+
+    def named(self, row: int, *, most: int) -> bool:
+        del row, most
+        return True
 
     def cached_tokens(self, row: int) -> int:
         del row

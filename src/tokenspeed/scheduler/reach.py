@@ -10,11 +10,12 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
+from tokenspeed.plane.messages import Int32Array
 from tokenspeed.plane.plan import int32
 from tokenspeed.scheduler.groups import Group, Kind
 from tokenspeed.scheduler.hits import NOWHERE, GroupHit, Hit
-from tokenspeed.scheduler.index import GroupIndex
-from tokenspeed.scheduler.names import Chains
+from tokenspeed.scheduler.index import Entry, GroupIndex
+from tokenspeed.scheduler.names import NAMED_PER_ROUND, Chains
 from tokenspeed.scheduler.tier import Tier
 
 HASHED_AHEAD = 64
@@ -59,17 +60,47 @@ class Reach:
             return self._reach_window(row, group, limit)
         return self._reach_state(row, group, limit)
 
+    def named(self, row: int, *, most: int) -> bool:
+        """Name the next pages of a prompt, as far as they are found; False: a later plan must go on."""
+        chain, pages = self.chains.of(row), most // self.page_tokens
+        have, step = len(chain) - 1, 1
+        goal = min(pages, have + NAMED_PER_ROUND)
+        while have < goal and self._goes_on(row, have):
+            have = min(goal, have + step)
+            self.chains.upto(row, have)
+            step = min(2 * step, HASHED_AHEAD)
+        return have == pages or not self._goes_on(row, have)
+
+    def length(self, row: int, *, most: int) -> int:
+        """About the tokens that `match` would find, of the pages that have names; a few look-ups, however many."""
+        group = self.groups[0]
+        if group.kind is not Kind.FULL:
+            return self.match(row, most=min(most, (len(self.chains.of(row)) - 1) * self.page_tokens)).tokens
+        low, high = 0, min(most // group.block_tokens, (len(self.chains.of(row)) - 1) // group.stride)
+        while low < high:
+            at = (low + high + 1) // 2
+            low, high = (at, high) if self._has(row, group, at - 1) else (low, at - 1)
+        return low * group.block_tokens
+
+    def _goes_on(self, row: int, pages: int) -> bool:
+        """Whether a hit may reach beyond the first `pages` pages, which have names."""
+        full = [group for group in self.groups if group.kind is Kind.FULL]
+        return all(pages < group.stride or self._has(row, group, pages // group.stride - 1) for group in full)
+
     def _reach_full(self, row: int, group: Group, limit: int) -> int:
-        entries, stride = self.indexes[group.number].state.entries, group.stride
+        entries, stride, find = self.indexes[group.number].state.entries, group.stride, self.tier.find
         chain, whole, step, at = self.chains.of(row), limit // group.block_tokens, 1, 0
-        while at < whole:
+        missing = False
+        while at < whole and not missing:
             place = (at + 1) * stride
             if place >= len(chain):
                 self.chains.upto(row, min(whole * stride, place + step))
                 step = min(2 * step, HASHED_AHEAD)
-            if chain[place] not in entries and self.tier.find(group.number, chain[place]) is None:
-                break
-            at += 1
+            for name in chain[place : whole * stride + 1 : stride]:
+                missing = name not in entries and find(group.number, name) is None
+                if missing:
+                    break
+                at += 1
         return at * group.block_tokens + self._part(row, group, at, limit - at * group.block_tokens)
 
     def _reach_window(self, row: int, group: Group, limit: int) -> int:
@@ -126,21 +157,21 @@ class Reach:
             return GroupHit(source=NOWHERE if block is None else block, host_source=NOWHERE if host is None else host)
         first, end = group.first_seen(position), position // group.block_tokens
         chain = self.chains.upto(row, end * group.stride)
-        device = np.full(max(end - first, 0), NOWHERE, dtype=np.int32)
-        host_blocks = device.copy()
-        for at in range(first, end):
-            name = chain[(at + 1) * group.stride]
-            block = index.block(name)
-            if block is not None:
-                device[at - first] = block
-            else:
-                host = self.tier.find(group.number, name)
-                host_blocks[at - first] = NOWHERE if host is None else host
+        names, entries = chain[(first + 1) * group.stride : end * group.stride + 1 : group.stride], index.state.entries
+        found = [entries.get(name, _NO_ENTRY)[0] for name in names]
+        device: Int32Array = np.array(found, dtype=np.int32)
+        host_blocks = np.full(len(found), NOWHERE, dtype=np.int32)
+        for at in (device == NOWHERE).nonzero()[0].tolist():
+            host = self.tier.find(group.number, names[at])
+            host_blocks[at] = NOWHERE if host is None else host
         source = NOWHERE
         if position % group.block_tokens:
             entry = index.extending(chain[end])
             source = NOWHERE if entry is None else entry[0]
         return GroupHit(first=first, device=device, host=host_blocks, source=source)
+
+
+_NO_ENTRY: Entry = (NOWHERE, b"", b"")
 
 
 def _common(theirs: bytes, mine: bytes) -> int:

@@ -17,14 +17,11 @@ from typing import TypeVar
 import attrs
 
 from tokenspeed.plane.plan import StorageOp, StorageVerb
-from tokenspeed.scheduler.names import Chains
+from tokenspeed.scheduler.names import NAMED_PER_ROUND, Chains
 from tokenspeed.scheduler.states import Event, Life, State
 from tokenspeed.scheduler.storage import Known, OpIds, Shelf
 from tokenspeed.scheduler.storage_reach import StorageReach, StoredBlock
 from tokenspeed.scheduler.waiting import WaitingQueue
-
-NAMED_PER_ROUND = 512
-"""Pages hashed a round while others run; about half a millisecond."""
 
 PREPARE_TIMEOUT_S = 60.0
 """A request goes on without storage after this long, from its QUERY on (B-20)."""
