@@ -1,7 +1,8 @@
 """Greedy tokens of a hybrid model through the whole rank equal a plain reference's, with too little room.
 
 The pool holds a few requests, prompts share prefixes and come again: state snapshots are found, blocks
-evicted, requests retracted. Counters show that no run was vacuous.
+evicted or moved to the host tier, requests retracted and computed again or restored from an image.
+Counters show that no run was vacuous.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from tokenspeed.settings.model import (
     ModelSettings,
     SchedulerSettings,
     Settings,
+    WritePolicy,
 )
 from tokenspeed.testing import RecordingLink
 
-NEW_TOKENS, REQUESTS, SEED = 40, 14, 5
+NEW_TOKENS, REQUESTS, SEED = 40, 10, 5
 MARGIN = 1e-3
 """The reference computes in float64, the model in float32: below it, either token is right."""
 
@@ -36,7 +38,8 @@ MARGIN = 1e-3
 class Counters:
     """What shows that a run did what its name says."""
 
-    preempted: int = 0
+    preempted: dict[str, int] = attrs.field(factory=dict)
+    suspended: int = 0
     cached_tokens: int = 0
     overlapped: int = 0
 
@@ -62,12 +65,13 @@ def drive(engine: RankEngine, link: RecordingLink, wanted: dict[str, list[int]])
     while waiting or waves or table.live:
         if not waiting and not table.live:
             waiting = list(waves.pop(0).items())
-        while waiting and rng.random() < 0.5:
+        while waiting and rng.random() < 0.9:
             rid, ids = waiting.pop(0)
             link.put(GenerateRequest(rid=rid, input_ids=frozen_tokens(ids), sampling=sampling))
         loop.round()
         counters.overlapped += len(loop.state.in_flight)
-        counters.preempted = max(counters.preempted, int(table.stats.preemptions.sum()))
+        counters.suspended = max(counters.suspended, loop.scheduler.sizes().suspended)
+        counters.preempted |= {rid: int(table.stats.preemptions[row]) for rid, row in table.by_rid.items()}
     counters.cached_tokens = max((cached for sent in link.sent for cached in sent.cached_tokens), default=0)
     return counters
 
@@ -85,22 +89,36 @@ def shortfall(prompt: tuple[int, ...], got: tuple[int, ...]) -> float:
 @pytest.mark.timeout(300)
 @pytest.mark.contract("SP-36", "SP-39", "SP-51")
 @pytest.mark.parametrize(
-    ("overlap", "executor", "chunk", "prefix"),
+    ("overlap", "executor", "chunk", "cache"),
     [
-        pytest.param(False, Executor.STREAMS, 32, True, id="depth 0, streams, chunks of 32, prefix"),
-        pytest.param(True, Executor.STREAMS, 50, True, id="depth 1, streams, chunks of 50, prefix"),
-        pytest.param(True, Executor.FUTURES, 64, True, id="depth 1, futures, chunks of 64, prefix"),
-        pytest.param(True, Executor.STREAMS, 64, False, id="depth 1, streams, chunks of 64, no prefix"),
+        pytest.param(False, Executor.STREAMS, 32, CacheSettings(), id="depth 0, streams, chunks of 32"),
+        pytest.param(True, Executor.STREAMS, 50, CacheSettings(), id="depth 1, streams, chunks of 50"),
+        pytest.param(True, Executor.FUTURES, 64, CacheSettings(), id="depth 1, futures, chunks of 64"),
+        pytest.param(True, Executor.STREAMS, 64, CacheSettings(prefix=False), id="depth 1, no prefix cache"),
+        pytest.param(
+            True,
+            Executor.STREAMS,
+            50,
+            CacheSettings(host_gib=0.01, images=3, write_policy=WritePolicy.WRITE_THROUGH),
+            id="depth 1, host tier written through",
+        ),
+        pytest.param(
+            False,
+            Executor.FUTURES,
+            32,
+            CacheSettings(host_gib=0.01, images=3, write_policy=WritePolicy.WRITE_BACK),
+            id="depth 0, futures, host tier written back",
+        ),
     ],
 )
 def test_greedy_tokens_of_a_hybrid_model_equal_the_reference(
-    overlap: bool, executor: Executor, chunk: int, prefix: bool
+    overlap: bool, executor: Executor, chunk: int, cache: CacheSettings
 ) -> None:
     settings = Settings(
         model=ModelSettings(source="random:tiny-hybrid"),
-        device=DeviceSettings(memory_gib=0.25, kv_pool_tokens=272, executor=executor),
+        device=DeviceSettings(memory_gib=0.25, kv_pool_tokens=128, executor=executor),
         scheduler=SchedulerSettings(max_num_seqs=8, max_batched_tokens=96, chunk_tokens=chunk, overlap=overlap),
-        cache=CacheSettings(prefix=prefix),
+        cache=cache,
     )
     link, wanted = RecordingLink(), prompts()
     with rank_engine(settings, connect=lambda info, wakeup: link) as engine:
@@ -112,6 +130,7 @@ def test_greedy_tokens_of_a_hybrid_model_equal_the_reference(
         for got in (link.tokens(rid), link.tokens(f"{rid}-again")):
             assert len(got) == NEW_TOKENS
             assert shortfall(tuple(ids), tuple(got)) < MARGIN, rid
-    assert counters.preempted > 0
-    assert (counters.cached_tokens >= 64) == prefix
+    assert sum(counters.preempted.values()) > 1
+    assert (counters.cached_tokens >= 64) == cache.prefix
+    assert (counters.suspended > 0) == bool(cache.images)
     assert (counters.overlapped > 0) == overlap

@@ -49,30 +49,26 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def _linear(config: ModelConfig, weights: Tensors, x: torch.Tensor) -> torch.Tensor:
-    """Every head's state as a matrix from keys to values, ``[value_dim, key_dim]``, token by token."""
+    """The heads' states as matrices from keys to values, ``[heads, value_dim, key_dim]``, token by token."""
     heads, key_dim, value_dim = config.linear.heads, config.linear.key_dim, config.linear.value_dim
     mixed, rates = x @ weights["linear_attn.in_proj_qkvz.weight"].T, x @ weights["linear_attn.in_proj_ba.weight"].T
-    outs = []
-    for head in range(heads):
-        at = [0, heads * key_dim, 2 * heads * key_dim, 2 * heads * key_dim + heads * value_dim]
-        q = mixed[:, at[0] + head * key_dim :][:, :key_dim]
-        k = mixed[:, at[1] + head * key_dim :][:, :key_dim]
-        v = mixed[:, at[2] + head * value_dim :][:, :value_dim]
-        z = mixed[:, at[3] + head * value_dim :][:, :value_dim]
-        q = q / q.norm(dim=1, keepdim=True) / math.sqrt(key_dim)
-        k = k / k.norm(dim=1, keepdim=True)
-        share = torch.sigmoid(rates[:, head])
-        speed = torch.log1p(torch.exp(rates[:, heads + head] + weights["linear_attn.dt_bias"][head]))
-        decay = torch.exp(-torch.exp(weights["linear_attn.A_log"][head]) * speed)
-        state, rows = torch.zeros(value_dim, key_dim, dtype=torch.float64), []
-        for token in range(len(x)):
-            eye = torch.eye(key_dim, dtype=torch.float64)
-            forget = eye - share[token] * torch.outer(k[token], k[token])
-            state = decay[token] * state @ forget + share[token] * torch.outer(v[token], k[token])
-            rows.append(state @ q[token])
-        out = _norm(torch.stack(rows), weights["linear_attn.norm.weight"], config.rms_eps)
-        outs.append(out * z * torch.sigmoid(z))
-    return torch.cat(outs, dim=1) @ weights["linear_attn.out_proj.weight"].T
+    ends = [heads * key_dim, 2 * heads * key_dim, 2 * heads * key_dim + heads * value_dim]
+    q, k = mixed[:, : ends[0]].view(-1, heads, key_dim), mixed[:, ends[0] : ends[1]].view(-1, heads, key_dim)
+    v, z = mixed[:, ends[1] : ends[2]].view(-1, heads, value_dim), mixed[:, ends[2] :].view(-1, heads, value_dim)
+    q = q / q.norm(dim=2, keepdim=True) / math.sqrt(key_dim)
+    k = k / k.norm(dim=2, keepdim=True)
+    share = torch.sigmoid(rates[:, :heads])[..., None, None]
+    speed = torch.log1p(torch.exp(rates[:, heads:] + weights["linear_attn.dt_bias"]))
+    decay = torch.exp(-torch.exp(weights["linear_attn.A_log"]) * speed)[..., None, None]
+    state, rows = torch.zeros(heads, value_dim, key_dim, dtype=torch.float64), []
+    for token in range(len(x)):
+        key, value = k[token], v[token]
+        forget = torch.eye(key_dim, dtype=torch.float64) - share[token] * key[:, :, None] * key[:, None]
+        state = decay[token] * state @ forget + share[token] * value[:, :, None] * key[:, None]
+        rows.append((state @ q[token][..., None])[..., 0])
+    out = _norm(torch.stack(rows), weights["linear_attn.norm.weight"], config.rms_eps)
+    gated = (out * z * torch.sigmoid(z)).reshape(len(x), heads * value_dim)
+    return gated @ weights["linear_attn.out_proj.weight"].T
 
 
 def _attention(config: ModelConfig, weights: Tensors, x: torch.Tensor) -> torch.Tensor:
