@@ -38,6 +38,7 @@ class StoredOps:
 @attrs.define(eq=False)
 class OneTransfer:
     done: bool = False
+    role: str = "plain"
 
     def started(self, rows: tuple[int, ...]) -> None:
         return None

@@ -46,7 +46,7 @@ from tokenspeed.plane.ports import (
 from tokenspeed.plane.specs import DeviceSpecs
 from tokenspeed.plane.table import RequestTable, request_table
 from tokenspeed.scheduler.build import build_scheduler
-from tokenspeed.scheduler.config import Retraction, SchedulerConfig, WritePolicy
+from tokenspeed.scheduler.config import Retraction, Role, SchedulerConfig, WritePolicy
 from tokenspeed.scheduler.policy import AgedPriority, Fcfs, LongestPrefixMatch
 from tokenspeed.settings.model import Settings
 from tokenspeed.telemetry.meters import NullMeter
@@ -57,10 +57,12 @@ def depth_of(settings: Settings) -> int:
     return 1 if settings.scheduler.overlap and settings.device.async_scheduling else 0
 
 
-def scheduler_config(settings: Settings, specs: DeviceSpecs, sink: KvEventSink) -> SchedulerConfig:
-    """Cache changes are collected only if somebody takes them."""
+def scheduler_config(settings: Settings, specs: DeviceSpecs, sink: KvEventSink, l3: L3, pd: Pd) -> SchedulerConfig:
+    """Cache changes are collected only if somebody takes them, and storage is asked only if there is one."""
     return SchedulerConfig(
         kv_events=not isinstance(sink, NoSink),
+        storage=not isinstance(l3, NoStorage),
+        role=Role(pd.role),
         max_num_seqs=specs.max_num_seqs,
         max_batched_tokens=specs.max_batched_tokens,
         chunk_tokens=min(settings.scheduler.chunk_tokens, specs.max_batched_tokens),
@@ -130,14 +132,17 @@ class ControlContainer(containers.DeclarativeContainer):
         priority=ref(one(AgedPriority)),
         lpm=ref(one(LongestPrefixMatch)),
     )
+    l3: providers.Provider[L3] = one(NoStorage)
+    pd: providers.Provider[Pd] = one(NoPeer)
     scheduler: providers.Provider[Scheduler] = one(
-        build_scheduler, ref(one(scheduler_config, ref(settings), ref(specs), ref(kv_sink))), ref(table), ref(policy)
+        build_scheduler,
+        ref(one(scheduler_config, ref(settings), ref(specs), ref(kv_sink), ref(l3), ref(pd))),
+        ref(table),
+        ref(policy),
     )
 
     grammar: providers.Provider[GrammarQueue] = one(NoGrammar)
     epd: providers.Provider[Epd] = one(NoEncoder)
-    l3: providers.Provider[L3] = one(NoStorage)
-    pd: providers.Provider[Pd] = one(NoPeer)
     eplb: providers.Provider[Eplb] = one(NoExperts)
     history: providers.Provider[History] = one(NoHistory)
     pipeline: providers.Provider[Pipeline] = one(OneStage)

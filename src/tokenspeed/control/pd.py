@@ -10,6 +10,11 @@ from tokenspeed.plane.results import SchedulerEvent
 
 
 class Pd(Protocol):
+    @property
+    def role(self) -> str:
+        """What this engine is in a pair: ``prefill`` or ``decode``; ``plain`` without one."""
+        ...
+
     def started(self, rows: tuple[int, ...]) -> None:
         """These were accepted by the scheduler: their transfers may begin (IS-24)."""
         ...
@@ -22,6 +27,10 @@ class Pd(Protocol):
 @attrs.frozen(kw_only=True, eq=False)
 class NoPeer:
     """An engine that prefills and decodes by itself."""
+
+    @property
+    def role(self) -> str:
+        return "plain"
 
     def started(self, rows: tuple[int, ...]) -> None:
         return None

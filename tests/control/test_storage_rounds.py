@@ -1,0 +1,132 @@
+"""Storage in the round: a prompt through the real loop and scheduler, with an executor driven by hand, and its null."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import attrs
+import pytest
+from rig import SPECS, Rig, hand_rig, request, spied
+
+from tokenspeed.collective.solo import SoloMesh
+from tokenspeed.control.l3 import AgreedStorage, NoStorage
+from tokenspeed.plane.messages import FlushCacheOp, PauseMode, PauseOp, ResumeOp
+from tokenspeed.plane.plan import Dispatch, ExecutionPlan, LoadBackOp, StorageOp, StorageVerb, WriteBackOp
+from tokenspeed.plane.ports import Ticket
+from tokenspeed.plane.results import CacheAcks
+from tokenspeed.testing import ScriptedPlane
+from tokenspeed.testing.storage import ScriptedStorage
+
+
+@attrs.define(eq=False)
+class AckingPlane(ScriptedPlane):
+    """Every cache operation has completed by the next poll."""
+
+    def execute(self, plan: ExecutionPlan, dispatch: Dispatch) -> Ticket:
+        ops = plan.device_ops()
+        self.acks.append(
+            CacheAcks(
+                write_backs=tuple(op.op_id for op in ops if isinstance(op, WriteBackOp)),
+                load_backs=tuple(op.op_id for op in ops if isinstance(op, LoadBackOp)),
+            )
+        )
+        return super().execute(plan, dispatch)
+
+
+@attrs.define(eq=False)
+class ThreadNoting(ScriptedStorage):
+    threads: set[int] = attrs.field(factory=set)
+
+    def submit(self, ops: Sequence[StorageOp]) -> None:
+        self.threads.add(threading.get_ident())
+        super().submit(ops)
+
+
+def storage_rig() -> tuple[Rig, AckingPlane, ThreadNoting]:
+    plane, executor = AckingPlane(), ThreadNoting()
+    rig = hand_rig(
+        specs=attrs.evolve(SPECS, host_parents=33),
+        plane=plane,
+        overlap=False,
+        l3=AgreedStorage(mesh=SoloMesh(), executor=executor),
+    )
+    return rig, plane, executor
+
+
+def stored_prompt(rig: Rig, executor: ThreadNoting) -> None:
+    """A prompt of 40 tokens is computed, its two whole blocks are stored, and the engine forgets them."""
+    rig.put(request("a", 40, max_new=1))
+    for _ in range(12):
+        rig.loop.round()
+        executor.serve()
+    assert rig.link.finish("a") is not None
+    rig.put(FlushCacheOp(call_id=1))
+    rig.rounds(3)
+    assert [reply.success for reply in rig.link.replies] == [True]
+
+
+@pytest.mark.contract("CT-19", "CT-20", "CT-23", "CT-24", "SP-20", "RA-23")
+def test_a_prompt_is_stored_and_comes_back_through_the_round() -> None:
+    rig, plane, executor = storage_rig()
+    stored_prompt(rig, executor)
+    assert executor.verbs() == ["query", "put"]
+    assert len(executor.stored) == 2
+    loop, log = spied(rig.loop, "l3", "plane", "scheduler")
+    rig.put(request("b", 40, max_new=2))
+    loop.round()
+    assert executor.verbs()[2:] == ["query"]
+    executor.serve()
+    loop.round()
+    assert executor.verbs()[2:] == ["query", "get"]
+    for _ in range(3):
+        # Nothing to do: the loop may sleep until the executor wakes it.
+        assert not loop.round()
+    executed = len(plane.plans)
+    executor.serve()
+    del log[:]
+    loop.round()
+    steps = [entry for entry in log if entry in ("l3.agree", "scheduler.advance_head", "l3.submit", "plane.execute")]
+    assert steps == ["l3.agree", "scheduler.advance_head", "l3.submit", "plane.execute"]
+    (plan,) = plane.plans[executed:]
+    assert [(type(op), len(op.device_blocks)) for op in plan.cache] == [(LoadBackOp, 2)]
+    assert plan.batch is not None
+    assert plan.batch.starts.tolist() == [32]
+    # The control thread submits, and none of it went through the plane.
+    assert executor.threads == {threading.get_ident()}
+    assert all(not plan.storage_ops() or plan.needs_device() for plan in plane.plans)
+
+
+@pytest.mark.contract("CT-33", "SP-55")
+def test_an_abort_while_frozen_gives_a_cancel_and_no_other_storage_work() -> None:
+    rig, _, executor = storage_rig()
+    stored_prompt(rig, executor)
+    rig.put(request("b", 40, max_new=2))
+    rig.loop.round()
+    executor.serve()
+    rig.loop.round()
+    get = executor.only(StorageVerb.GET)
+    before = len(executor.log)
+    rig.put(PauseOp(call_id=2, mode=PauseMode.KEEP))
+    rig.loop.round()
+    rig.abort("b")
+    rig.rounds(3)
+    assert [(op.verb, op.op_id) for op in executor.log[before:]] == [(StorageVerb.CANCEL, get.op_id)]
+    assert rig.link.finish("b") is not None
+    assert rig.loop.scheduler.sizes().held == 0
+    executor.cancel(get.op_id)
+    rig.put(ResumeOp(call_id=3), request("c", 40, max_new=1))
+    rig.rounds(2)
+    assert executor.verbs()[before + 1 :] == ["query"]
+
+
+@pytest.mark.contract("CT-18")
+def test_without_storage_a_round_runs_its_null_component_and_nothing_else_of_it() -> None:
+    rig = hand_rig(plane=ScriptedPlane(), overlap=False)
+    assert isinstance(rig.loop.l3, NoStorage)
+    loop, log = spied(rig.loop, "l3", "scheduler")
+    rig.put(request("a", 40, max_new=3))
+    for _ in range(8):
+        loop.round()
+    assert {entry for entry in log if entry.startswith("l3.")} == {"l3.agree", "l3.submit"}
+    assert "scheduler.advance_head" not in log
