@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import attrs
-import numpy as np
-from toy_groups import VOCAB, Device, is_stop, oracle, toy_device
+from plan_values import described as described  # noqa: PLC0414 - its users import all of a rig from here
+from toy_groups import VOCAB, Device, Taste, is_stop, oracle, plain, taste_of, toy_device
 from toy_host import ToyHost, written_blocks
 
 from tokenspeed.plane.messages import Finish
@@ -70,6 +70,9 @@ class Request:
     computed: set[int] = attrs.field(factory=set)
     computed_tokens: int = 0
     first_planned_round: int = -1
+    taste: Taste = plain
+    want: list[int] = attrs.field(factory=list)
+    """What the toy model says, once it was asked."""
 
 
 @attrs.define(eq=False)
@@ -101,7 +104,9 @@ class Rig:
             **more,  # type: ignore[arg-type]
         )
         prompt_from = int(self.table.identity.prompt_from[row])
-        request = Request(row, list(prompt), max_new, eos_ends, prompt_from)
+        identity = self.table.identity
+        taste = taste_of(identity.salt[row], identity.media[row])
+        request = Request(row, list(prompt), max_new, eos_ends, prompt_from, taste=taste)
         self.requests.append(request)
         self.by_row[row] = request
         return request
@@ -161,11 +166,17 @@ class Rig:
     def check_tokens(self) -> None:
         """Every stream is the beginning of what the toy model says, and complete unless it was aborted."""
         for request in self.requests:
-            want = oracle(request.prompt, request.max_new, eos_ends=request.eos_ends, specs=self.config.specs)
+            want = request.want
+            if request.out and not want:
+                want = request.want = self.wanted(request)
             if request.finish in (Finish.STOP, Finish.LENGTH):
                 assert request.out == want, request
             else:
                 assert request.out == want[: len(request.out)], request
+
+    def wanted(self, request: Request) -> list[int]:
+        specs, taste = self.config.specs, request.taste
+        return oracle(request.prompt, request.max_new, eos_ends=request.eos_ends, specs=specs, taste=taste)
 
     def check_idle(self) -> None:
         """Nothing is held and nothing leaked."""
@@ -259,25 +270,24 @@ class Rig:
         for grant in plan.grants:
             assert (grant.blocks > 0).all()
             assert (grant.blocks < config.num_pages * config.specs[grant.group].blocks_per_parent).all()
-        if self.audited:
-            self._check_grants(plan)
+        self._check_grants(plan)
 
     def _check_grants(self, plan: ExecutionPlan) -> None:
         """Grants go to present holders; a block that a forward in flight uses is not given to someone new."""
-        snapshot = self.scheduler.snapshot()
-        groups = list(enumerate(snapshot.groups))
-        owned = {(g, block) for g, part in groups for line in part.tables.values() for block in line}
-        granted = {(grant.group, block) for grant in plan.grants for block in grant.blocks.tolist()}
-        assert granted <= owned
+        pool, cache = self.scheduler.pool, self.scheduler.cache
+        for grant in plan.grants:
+            lines = self.scheduler.residents.state.groups[grant.group]
+            assert (lines.blocks[grant.slots, grant.indices] == grant.blocks).all()
+            assert (grant.indices >= lines.first[grant.slots]).all()
+            assert (grant.indices < lines.held[grant.slots]).all()
         in_use = set().union(*(blocks for _, _, blocks in self.queue)) if self.queue else set()
-        shared = {(g, b) for g, part in groups for b, n in part.references.items() if n > 1}
-        shared |= {(g, b) for g, part in groups for b in part.index.values()}
-        assert granted & in_use <= shared
-        plain = [spec.kind for spec in self.config.specs] == ["full"] and not self.config.host_parents
-        if plan.seated and plain:
-            # Whoever was admitted left a spare block for each of the others; stores may have pinned it since.
-            spare = len(snapshot.empty) + len(snapshot.idle) - snapshot.promised
-            assert spare >= len(snapshot.tables) - 1
+        granted = {(grant.group, block) for grant in plan.grants for block in grant.blocks.tolist()}
+        for group, block in granted & in_use:
+            assert pool.references(group, block) > 1 or cache.keeps(group, block)
+        if plan.seated and [spec.kind for spec in self.config.specs] == ["full"]:
+            # Whoever was admitted left a spare block for each of the others.
+            spare = pool.empty + pool.cached - pool.contents().promised[0]
+            assert spare >= self.scheduler.residents.seated - 1
 
     def _commit(self, batch: ForwardBatch, tokens: list[int]) -> ForwardLanded:
         finished = []
@@ -309,31 +319,26 @@ class Rig:
             self._replay(event)
         if self.audited:
             assert self.scheduler.drain_kv_events() == ()
-            if self.config.kv_events:
-                assert set(self.mirror) == self._routable()
+            self.check_events()
             self.audit()
 
-    def _whole(self) -> list[set[bytes]]:
-        cache = self.scheduler.cache
-        page = 4 * self.config.page_tokens
-        if not isinstance(cache, PrefixIndex):
-            return [set() for _ in self.config.specs]
-        return [
-            {name for name, entry in index.state.entries.items() if not len(entry[2]) % page} for index in cache.indexes
-        ]
+    def check_events(self) -> None:
+        """All events so far, replayed, give what subscribers are to know of the index."""
+        if self.config.kv_events:
+            assert set(self.mirror) == self._routable()
 
     def _routable(self) -> set[tuple[int, bytes]]:
         """What subscribers are told of: whole blocks of groups by position."""
-        told = set()
-        for group, part, index in zip(
-            model_groups(self.config),
-            self.scheduler.snapshot().groups,
-            self._whole(),
-            strict=True,
-        ):
-            if group.by_position:
-                told |= {(group.number, name) for name in part.index if name in index}
-        return told
+        cache, page = self.scheduler.cache, 4 * self.config.page_tokens
+        if not isinstance(cache, PrefixIndex):
+            return set()
+        return {
+            (group.number, name)
+            for group, index in zip(model_groups(self.config), cache.indexes, strict=True)
+            if group.by_position
+            for name, entry in index.state.entries.items()
+            if not len(entry[2]) % page
+        }
 
     def _replay(self, event: KvEvent) -> None:
         match event:
@@ -370,30 +375,18 @@ class Rig:
 def build(settings: SchedulerConfig | None = None, *, policy: SchedulingPolicy | None = None, **changes: object) -> Rig:
     settings = settings or config(**changes)
     table = request_table(slots=settings.max_num_seqs, max_len=settings.max_model_len)
+    scheduler = build_scheduler(settings, table, policy or Fcfs())
     device = toy_device(settings)
-    return Rig(
+    rig = Rig(
         config=settings,
         depth=settings.overlap_schedule_depth,
         table=table,
-        scheduler=build_scheduler(settings, table, policy or Fcfs()),
+        scheduler=scheduler,
         device=device,
         host=ToyHost(device),
     )
-
-
-def described(plan: ExecutionPlan) -> tuple[object, ...]:
-    """A plan as nested tuples, for comparison."""
-
-    def plain(value: object) -> object:
-        if isinstance(value, np.ndarray):
-            return (str(value.dtype), tuple(value.tolist()))
-        if attrs.has(type(value)):
-            return tuple(plain(part) for part in attrs.astuple(value, recurse=False))
-        if isinstance(value, tuple):
-            return tuple(plain(part) for part in value)
-        return value
-
-    return tuple(plain(part) for part in attrs.astuple(plan, recurse=False))
+    device.tastes = lambda row: rig.by_row[row].taste
+    return rig
 
 
 def prompt(length: int, *, seed: int = 0) -> list[int]:

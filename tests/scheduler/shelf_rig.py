@@ -63,7 +63,8 @@ class ToyShelf:
     def fits(self, want: Sequence[int]) -> bool:
         return want[0] <= len(self.empty)
 
-    def reserve(self, group: int, names: Sequence[bytes]) -> tuple[int, ...]:
+    def reserve(self, wanted: Sequence[tuple[int, Sequence[bytes]]]) -> tuple[int, ...]:
+        names = [name for _, part in wanted for name in part]
         assert not set(names) & set(self.names)
         blocks = tuple(self.empty[: len(names)])
         assert len(blocks) == len(names)

@@ -6,7 +6,10 @@ granted twice, evicted too early, not copied, not zeroed or matched wrongly show
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
+from hashlib import blake2b
+from operator import xor
 
 import attrs
 import numpy as np
@@ -14,11 +17,37 @@ import numpy as np
 from tokenspeed.plane.messages import Int32Array
 from tokenspeed.plane.plan import FROM_DEVICE, BlockCopy, ExecutionPlan, ForwardBatch, GroupBlocks
 from tokenspeed.plane.specs import CacheGroupSpec
+from tokenspeed.plane.table import MediaItem
 from tokenspeed.scheduler.config import SchedulerConfig
 
 VOCAB = 50
 MASK = (1 << 63) - 1
 GARBAGE = 0x5EED
+
+
+Taste = Callable[[int], int]
+"""By position: what else than its id makes the token there another one; 0: nothing."""
+
+
+def plain(position: int) -> int:
+    """Text without a salt."""
+    del position
+    return 0
+
+
+def taste_of(salt: bytes, media: tuple[MediaItem, ...]) -> Taste:
+    """A salt changes every token, an image its placeholders: what is found under another name shows in the tokens."""
+    if not salt and not media:
+        return plain
+    base = _number(salt)
+    by_position = {
+        item.first + at: base + _number(item.digest + bytes([at])) for item in media for at in range(item.tokens)
+    }
+    return lambda position: by_position.get(position, base)
+
+
+def _number(name: bytes) -> int:
+    return int.from_bytes(blake2b(name, digest_size=6).digest(), "little") if name else 0
 
 
 def mix(before: int, token: int) -> int:
@@ -29,50 +58,63 @@ def is_stop(token: int) -> bool:
     return token % 17 == 0
 
 
+def columns(
+    tokens: Sequence[int], specs: tuple[CacheGroupSpec, ...] = (CacheGroupSpec(),), taste: Taste = plain
+) -> list[list[int]]:
+    """By group and position, the numbers that the toy model leaves for `tokens`; of a state, those behind each."""
+    filled: list[list[int]] = [[] for _ in specs]
+    for spec, column in zip(specs, filled, strict=True):
+        _fill(spec, column, tokens, 0, taste)
+    return filled
+
+
 def oracle(
-    prompt: Sequence[int], max_new: int, *, eos_ends: bool, specs: tuple[CacheGroupSpec, ...] = (CacheGroupSpec(),)
+    prompt: Sequence[int],
+    max_new: int,
+    *,
+    eos_ends: bool,
+    specs: tuple[CacheGroupSpec, ...] = (CacheGroupSpec(),),
+    taste: Taste = plain,
 ) -> list[int]:
     """What the toy model generates for `prompt`, alone and without blocks."""
-    columns: list[list[int]] = [[] for _ in specs]
-    out: list[int] = []
-
-    def read(token: int) -> None:
-        for spec, column in zip(specs, columns, strict=True):
-            if spec.kind == "window":
-                column.append(mix(_xor(column[-(spec.window_tokens - 1) :] if spec.window_tokens > 1 else []), token))
-            else:
-                column.append(mix(column[-1] if column else 0, token))
-
-    for token in prompt:
-        read(token)
-    while len(out) < max_new:
+    filled, out = columns(prompt, specs, taste), list[int]()
+    while True:
         total = 0
-        for spec, column in zip(specs, columns, strict=True):
+        for spec, column in zip(specs, filled, strict=True):
             total ^= {"full": _xor(column), "state": column[-1], "window": _xor(column[-spec.window_tokens :])}[
                 spec.kind
             ]
         out.append(total % VOCAB)
-        if eos_ends and is_stop(out[-1]):
-            break
-        read(out[-1])
-    return out
+        if len(out) == max_new or (eos_ends and is_stop(out[-1])):
+            return out
+        for spec, column in zip(specs, filled, strict=True):
+            _fill(spec, column, out[-1:], len(column), taste)
+
+
+def _fill(spec: CacheGroupSpec, column: list[int], tokens: Sequence[int], first: int, taste: Taste) -> None:
+    """Append to `column`, the last of which lies before position `first`, what `tokens` leave."""
+    seen = spec.window_tokens - 1 if spec.kind == "window" else 1
+    for position, token in enumerate(tokens, first):
+        before = _xor(column[max(0, len(column) - seen) :])
+        column.append(mix(before, token + taste(position)))
 
 
 def _xor(values: Sequence[int]) -> int:
-    total = 0
-    for value in values:
-        total ^= value
-    return total
+    return reduce(xor, values, 0)
 
 
 @attrs.define(eq=False)
 class Device:
-    """Block tables by group and slot, numbers in parents, the last sampled token by slot."""
+    """Block tables by group and slot, numbers in parents, the last sampled token by slot.
+
+    `tastes`: of a row.
+    """
 
     config: SchedulerConfig
     memory: list[list[int]]
     tables: list[Int32Array]
     last: dict[int, tuple[int, int, int]] = attrs.field(factory=dict)  # slot -> row, position, token
+    tastes: Callable[[int], Taste] = attrs.field(default=lambda row: plain)
 
     @property
     def specs(self) -> tuple[CacheGroupSpec, ...]:
@@ -116,35 +158,45 @@ class Device:
         assert block >= k, "a block of the null parent"
         return block // k, block % k * width + offset
 
-    def _at(self, group: int, slot: int, position: int) -> tuple[int, int]:
+    def put(self, group: int, slot: int, position: int, value: int) -> None:
+        """Write what the token at `position` leaves, over the state of a state group."""
         spec = self.specs[group]
-        if spec.kind == "state":
-            return self._where(group, int(self.tables[group][slot, 0]), 0)
-        block = int(self.tables[group][slot, position // spec.block_tokens])
-        return self._where(group, block, position % spec.block_tokens)
+        at = 0 if spec.kind == "state" else position
+        block = int(self.tables[group][slot, at // spec.block_tokens])
+        parent, offset = self._where(group, block, at % spec.block_tokens)
+        self.memory[parent][offset] = value
 
-    def _get(self, group: int, slot: int, position: int) -> int:
-        parent, at = self._at(group, slot, position)
-        return self.memory[parent][at]
+    def values(self, group: int, slot: int, low: int, high: int) -> list[int]:
+        """What positions ``low .. high - 1`` have left in a group by position."""
+        size = self.specs[group].block_tokens
+        first = low // size
+        line = self.tables[group][slot, first : -(-high // size)].tolist()
+        found = [value for block in line for value in self.read(group, block)]
+        return found[low - first * size : high - first * size]
 
-    def _read_token(self, slot: int, position: int, token: int) -> None:
+    def _read_chunk(self, row: int, slot: int, start: int, tokens: list[int]) -> None:
+        taste = self.tastes(row)
         for number, spec in enumerate(self.specs):
-            if spec.kind == "window":
-                low = max(0, position - spec.window_tokens + 1)
-                before = _xor([self._get(number, slot, p) for p in range(low, position)])
-            elif spec.kind == "state":
-                before = self._get(number, slot, 0)
+            if spec.kind == "state":
+                column = self.read(number, int(self.tables[number][slot, 0]))
+            elif spec.kind == "window":
+                column = self.values(number, slot, max(0, start - spec.window_tokens + 1), start)
             else:
-                before = self._get(number, slot, position - 1) if position else 0
-            parent, at = self._at(number, slot, position)
-            self.memory[parent][at] = mix(before, token)
+                column = self.values(number, slot, max(0, start - 1), start)
+            known = len(column)
+            _fill(spec, column, tokens, start, taste)
+            for position, value in enumerate(column[known:], start):
+                self.put(number, slot, position, value)
 
     def _sample(self, slot: int, end: int) -> int:
         total = 0
         for number, spec in enumerate(self.specs):
-            low = max(0, end - spec.window_tokens) if spec.kind == "window" else 0
-            positions = range(1) if spec.kind == "state" else range(low, end)
-            total ^= _xor([self._get(number, slot, p) for p in positions])
+            if spec.kind == "state":
+                values = self.read(number, int(self.tables[number][slot, 0]))
+            else:
+                low = max(0, end - spec.window_tokens) if spec.kind == "window" else 0
+                values = self.values(number, slot, low, end)
+            total ^= _xor(values)
         return total % VOCAB
 
     def _forward(self, batch: ForwardBatch) -> list[int]:
@@ -157,13 +209,13 @@ class Device:
             batch.samples.tolist(),
             strict=True,
         ):
-            for position in range(start, start + count):
-                token = int(batch.input_ids[at])
-                at += 1
-                if token == FROM_DEVICE:
-                    owner, sampled_at, token = self.last[slot]
-                    assert (owner, sampled_at) == (row, position), "the slot's latest token is another one"
-                self._read_token(slot, position, token)
+            ids = batch.input_ids[at : at + count].tolist()
+            at += count
+            if ids == [FROM_DEVICE]:
+                owner, sampled_at, token = self.last[slot]
+                assert (owner, sampled_at) == (row, start), "the slot's latest token is another one"
+                ids = [token]
+            self._read_chunk(row, slot, start, ids)
             if samples:
                 tokens.append(self._sample(slot, start + count))
                 self.last[slot] = (row, start + count, tokens[-1])

@@ -83,9 +83,7 @@ class Decoding:
             lacking = [self._lack(group, short, slots) for group in self.groups]
             if not self.pool.fits([len(part) for part in lacking]):
                 return False
-            for group, part in zip(self.groups, lacking, strict=True):
-                if len(part):
-                    self.residents.extend_each(group.number, part)
+            self.residents.extend_each(lacking)
             lanes.wall[short] = walls = self._walls(slots, lanes.limit[short])
             left[short] = walls - lanes.starts[short]
         lanes.free = int(left.min())

@@ -119,7 +119,10 @@ class StateKeeper:
             for group, block in zip(self.groups, blocks, strict=True):
                 self.cache.unkeep(group.number, block)
             return
-        left = tuple(self.residents.move_state(group, slot) for group in self.groups)
+        # Promised first: what one group takes must not be what another was said to get.
+        for group in self.groups:
+            self.pool.promise(group.number, 1)
+        left = tuple(self._move(group, slot) for group in self.groups)
         if landed:
             self._release(left)
         else:
@@ -143,6 +146,10 @@ class StateKeeper:
         self.state.marks.pop(slot, None)
         for key in [key for key in self.state.left if key[0] == slot]:
             self._release(self.state.left.pop(key))
+
+    def _move(self, group: Group, slot: int) -> int:
+        self.pool.redeem(group.number, 1)
+        return self.residents.move_state(group, slot)
 
     def _keep(self, row: int, slot: int, position: int, blocks: tuple[int, ...]) -> None:
         """The state, and the page that ends there in part: a hit at `position` needs both."""

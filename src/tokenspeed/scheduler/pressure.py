@@ -65,9 +65,7 @@ class Pressure:
                 slot = int(slot_of[row])
                 lacking = self.residents.lacking(slot)
                 if self.pool.fits(lacking):
-                    for group, count in enumerate(lacking):
-                        if count:
-                            self.residents.extend_each(group, index_array([slot]))
+                    self.residents.extend_each([index_array([slot] * count) for count in lacking])
                     break
                 if self.life.count(State.YIELDING) or self.tier.holds_alone():
                     break

@@ -7,6 +7,7 @@ plan carries the changes to the device, which keeps the same tables by slot.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 import attrs
@@ -164,15 +165,32 @@ class Residents:
             count = max(0, group.blocks_for(tokens) - int(tables.held[slot]))
             counts.append(count)
             beyond.append(max(0, count - int(tables.owed[slot])))
-        if any(beyond) and not self.pool.fits(beyond):
-            return False
+        if any(beyond):
+            if not self.pool.fits(beyond):
+                return False
+            # Promised first: what one group takes must not be what another was said to get.
+            for group, tables, count in zip(self.groups, state.groups, beyond, strict=True):
+                tables.owed[slot] += count
+                self.pool.promise(group.number, count)
         for group, count in zip(self.groups, counts, strict=True):
             if count:
                 self._append(group, slot, count, clean=True)
         return True
 
-    def extend_each(self, group: int, slots: IndexArray) -> None:
-        """One more block, beyond any promise, for each of `slots`."""
+    def extend_each(self, parts: Sequence[IndexArray]) -> None:
+        """One more block of every group g, beyond any promise, for each slot of ``parts[g]``; they fit."""
+        if len(parts) == 1:
+            self._extend_group(0, parts[0])
+            return
+        # Promised first: what one group takes must not be what another was said to get.
+        for group, slots in enumerate(parts):
+            self.pool.promise(group, len(slots))
+        for group, slots in enumerate(parts):
+            self.pool.redeem(group, len(slots))
+            if len(slots):
+                self._extend_group(group, slots)
+
+    def _extend_group(self, group: int, slots: IndexArray) -> None:
         tables = self.state.groups[group]
         got = self.cache.claim(group, len(slots))
         at = tables.held[slots]

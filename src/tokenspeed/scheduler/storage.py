@@ -34,8 +34,8 @@ class Shelf(Protocol):
         """Whether ``want[g]`` blocks of every group g could be reserved."""
         ...
 
-    def reserve(self, group: int, names: Sequence[bytes]) -> tuple[int, ...]:
-        """Blocks for `names`, which fit and are not held yet; they are held from now on."""
+    def reserve(self, wanted: Sequence[tuple[int, Sequence[bytes]]]) -> tuple[int, ...]:
+        """Blocks for the names of each group, which fit and are not held yet; they are held from now on."""
         ...
 
     def wrote(self, group: int, block: int) -> None:

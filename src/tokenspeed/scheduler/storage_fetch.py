@@ -245,10 +245,7 @@ class Fetch:
 
     def _room_for(self, blocks: list[StoredBlock]) -> tuple[int, ...]:
         """Host blocks, one for each of `blocks`, which are in the order of their groups."""
-        host_blocks: list[int] = []
-        for group, names in _by_group(blocks):
-            host_blocks.extend(self.shelf.reserve(group, names))
-        return tuple(host_blocks)
+        return self.shelf.reserve(list(_by_group(blocks)))
 
     def _start(
         self,

@@ -29,11 +29,18 @@ class HostShelf:
     def fits(self, want: Sequence[int]) -> bool:
         return self.host.pool.fits(want)
 
-    def reserve(self, group: int, names: Sequence[bytes]) -> tuple[int, ...]:
-        blocks = self.host.reserve(group, names)
-        if len(blocks) != len(names):
-            raise InvariantBroken("host blocks that were said to fit", group=group, want=len(names), got=len(blocks))
-        return tuple(blocks.tolist())
+    def reserve(self, wanted: Sequence[tuple[int, Sequence[bytes]]]) -> tuple[int, ...]:
+        # Promised first: what one group takes must not be what another was said to get.
+        for group, names in wanted:
+            self.host.pool.promise(group, len(names))
+        reserved: list[int] = []
+        for group, names in wanted:
+            self.host.pool.redeem(group, len(names))
+            blocks = self.host.reserve(group, names).tolist()
+            if len(blocks) != len(names):
+                raise InvariantBroken("host blocks that were said to fit", group=group, want=len(names), got=blocks)
+            reserved.extend(blocks)
+        return tuple(reserved)
 
     def wrote(self, group: int, block: int) -> None:
         self.host.wrote(group, int32([block]))

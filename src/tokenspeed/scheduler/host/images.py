@@ -331,8 +331,12 @@ class SnapshotImages:
         host = self.tier.host
         for group, imaged in enumerate(surveyed):
             host.pin(group, imaged.host_blocks[imaged.host_blocks != NOWHERE])
-        for group, imaged in enumerate(surveyed):
-            missing = (imaged.host_blocks == NOWHERE).nonzero()[0]
+        lacking = [(imaged.host_blocks == NOWHERE).nonzero()[0] for imaged in surveyed]
+        # Promised first: what one group takes must not be what another was said to get.
+        for group, missing in enumerate(lacking):
+            host.pool.promise(group, len(missing))
+        for group, (imaged, missing) in enumerate(zip(surveyed, lacking, strict=True)):
+            host.pool.redeem(group, len(missing))
             if not len(missing):
                 continue
             got = host.reserve(group, [imaged.names[at] for at in missing.tolist()], certain=True)
