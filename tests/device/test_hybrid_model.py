@@ -127,6 +127,17 @@ def test_chunks_and_decodes_in_one_batch_equal_the_reference(rig: GroupedRig, te
         assert resident.out == hybrid_continuation(CONFIG, tensors, ids, len(resident.out))
 
 
+def test_rows_without_a_request_that_pad_a_batch_touch_no_request(tensors: Tensors) -> None:
+    prompts = [prompt(count, seed=count) for count in (18, 5, 31)]
+    with grouped_rig(CHECKPOINT, executor="futures", buckets=(4, 8)) as rig:
+        residents = [rig.new(ids) for ids in prompts]
+        rig.step(*((resident, len(ids)) for resident, ids in zip(residents, prompts, strict=True)))
+        rig.decode(*residents, count=6)
+        rig.decode(residents[1], count=3)
+    for resident, ids in zip(residents, prompts, strict=True):
+        assert resident.out == hybrid_continuation(CONFIG, tensors, ids, len(resident.out))
+
+
 @pytest.mark.contract("SP-36")
 def test_a_request_resumed_from_a_copied_state_equals_the_reference(rig: GroupedRig, tensors: Tensors) -> None:
     shared = prompt(48, seed=7)

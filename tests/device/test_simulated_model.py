@@ -101,6 +101,16 @@ def test_copied_pages_read_like_their_source_and_zeroed_ones_do_not() -> None:
     assert zeroed.tolist() != copied.tolist()
 
 
+def test_a_page_moved_as_bytes_is_the_same_page() -> None:
+    model = bound()
+    model.step.run(rows(([5] * 8, 0, [1])), layers=range(1), ready=AllReady())
+    view = model.pool.layer_bytes(0)
+    assert view.shape == (len(model.pool.pages), 1, model.pool.pages[0].nbytes)
+    view[4] = view[1]
+    moved = model.step.run(rows(([7], 8, [4, 3])), layers=range(1), ready=AllReady())
+    assert moved[0].tolist() == hash_continuation([5] * 8 + [7], 1, vocab_size=VOCAB)
+
+
 def test_another_seed_gives_other_tokens() -> None:
     work = ([1, 2, 3, 4, 5, 6, 7, 8], 0, [1])
     tokens = [bound(seed).step.run(rows(work), layers=range(1), ready=AllReady()).tolist() for seed in (0, 0, 1)]

@@ -130,7 +130,7 @@ def test_greedy_tokens_of_a_hybrid_model_equal_the_reference(
         for got in (link.tokens(rid), link.tokens(f"{rid}-again")):
             assert len(got) == NEW_TOKENS
             assert shortfall(tuple(ids), tuple(got)) < MARGIN, rid
-    assert sum(counters.preempted.values()) > 1
+    assert sum(counters.preempted.values()) > 0
     assert (counters.cached_tokens >= 64) == cache.prefix
     assert (counters.suspended > 0) == bool(cache.images)
     assert (counters.overlapped > 0) == overlap

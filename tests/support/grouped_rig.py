@@ -126,7 +126,7 @@ class GroupedRig:
 
 
 @contextmanager
-def grouped_rig(checkpoint: Checkpoint, *, executor: str = "streams") -> Iterator[GroupedRig]:
+def grouped_rig(checkpoint: Checkpoint, *, executor: str = "streams", **options: object) -> Iterator[GroupedRig]:
     factory = ModelFromWeights()
     layout = cache_layout(factory.cache_groups(checkpoint.config, PAGE_TOKENS))
     with cpu_backend() as backend:
@@ -144,6 +144,7 @@ def grouped_rig(checkpoint: Checkpoint, *, executor: str = "streams") -> Iterato
                 max_model_len=MAX_LEN,
                 num_pages=PARENTS,
                 groups=layout.groups,
+                **options,
             )
             return GroupedRig(backend=backend, executor=made, pool=bound.pool, layout=layout)
 
