@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 from device_doubles import TINY_CONFIG, batch, checkpoint, granted, seat
 from sim_rig import hand_device
+from toy_rig import toy_rig
 
 from tokenspeed.checkpoint.random_models import open_random_checkpoint
 from tokenspeed.device.backends.simulated_copies import LinkCost
@@ -109,6 +110,39 @@ def test_a_build_announces_its_host_tier_and_moves_blocks_through_it() -> None:
         assert specs.host_parents == int(0.01 * GIB) // specs.groups[0].bytes_per_block
         assert (made.host_cache.host_parents, made.host_cache.images) == (specs.host_parents, 2)
         run_through_the_tier(made.handle, specs)
+
+
+def test_a_check_of_the_settings_prints_the_host_tier() -> None:
+    settings = Settings(
+        device=DeviceSettings(memory_gib=0.25, kv_pool_tokens=512), cache=CacheSettings(host_gib=0.01, images=2)
+    )
+    line = survey(settings, open_random_checkpoint("tiny-llama", served_name="tiny"))[-1]
+    assert line.startswith("host tier: ")
+    assert "2 retraction images" in line
+
+
+def test_memory_that_the_system_does_not_give_is_a_fault_of_the_setting() -> None:
+    with toy_rig() as rig:
+        specs = DeviceSpecs(
+            backend="cpu",
+            model_name="toy",
+            dtype="float32",
+            vocab_size=97,
+            max_model_len=64,
+            num_pages=33,
+            page_tokens=8,
+            host_parents=1 << 56,
+            max_num_seqs=4,
+            max_batched_tokens=64,
+        )
+        with pytest.raises(SettingsError, match=r"cache\.host_gib: the system does not give"):
+            host_cache(
+                backend=rig.backend,
+                pool=rig.bound.pool,
+                slots=rig.executor.slot_states,
+                specs=specs,
+                placement=(),
+            )
 
 
 def test_a_build_without_a_host_tier_has_none() -> None:

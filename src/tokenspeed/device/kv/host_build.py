@@ -9,7 +9,7 @@ import attrs
 
 from tokenspeed.device.backends.base import Backend
 from tokenspeed.device.executors.ports import BlockBytes, SlotStates
-from tokenspeed.device.kv.host_buffers import HostGroup, HostLayout, host_buffers
+from tokenspeed.device.kv.host_buffers import HostBuffers, HostGroup, HostLayout, host_buffers
 from tokenspeed.device.kv.host_cache import CopyCost, HostCacheExecutor, LayerPlace, LoadWait, NoCost
 from tokenspeed.device.kv.host_checks import OpChecks
 from tokenspeed.device.kv.host_fences import AllFences, Fences
@@ -99,6 +99,8 @@ def host_cache(
 
     A pool that is not divided into the layers of `placement`, as those of models that run whole, is
     loaded whole before a forward begins.
+
+    Raises: SettingsError: the system does not give the memory.
     """
     shapes = [pool.layer_bytes(number).shape for number in range(len(specs.groups))]
     every = [(group, index) for group, shape in enumerate(shapes) for index in range(shape[1])]
@@ -123,7 +125,7 @@ def host_cache(
         backend=backend,
         blocks=pool,
         slots=slots,
-        buffers=host_buffers(layout),
+        buffers=_buffers(layout),
         placement=placement,
         counters=counters,
         load_wait=load_wait,
@@ -131,6 +133,16 @@ def host_cache(
         cost=cost or NoCost(),
         checks=OpChecks(layout=layout, device_parents=specs.num_pages, slots=specs.max_num_seqs),
     )
+
+
+def _buffers(layout: HostLayout) -> HostBuffers:
+    try:
+        return host_buffers(layout)
+    except MemoryError:
+        size = layout.parents * layout.parent_bytes + layout.images * layout.image_bytes
+        raise SettingsError(
+            f"cache.host_gib: the system does not give {size / MIB:,.1f} MiB of host memory; lower it or cache.images"
+        ) from None
 
 
 def counters_for(step: ForwardStep) -> Callable[[], LayersArrived]:
