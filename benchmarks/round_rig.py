@@ -25,7 +25,7 @@ from tokenspeed.plane.messages import (
 )
 from tokenspeed.plane.plan import ForwardBatch
 from tokenspeed.plane.results import ForwardResult, KvEvent
-from tokenspeed.plane.specs import DeviceSpecs
+from tokenspeed.plane.specs import CacheGroupSpec, DeviceSpecs
 from tokenspeed.settings.model import CacheSettings, SchedulerSettings, Settings
 from tokenspeed.testing import HandWakeup, ScriptedPlane
 
@@ -121,6 +121,7 @@ def open_rig(
         max_model_len=max_len,
         num_pages=64 + seats * (max_len // block + 2),
         page_tokens=block,
+        groups=(CacheGroupSpec(block_tokens=block),),
         max_num_seqs=seats,
         max_batched_tokens=batched,
         eos_token_ids=(0,),

@@ -270,7 +270,7 @@ class ExecutionPlan:
         return tuple(ops)
 
     def storage_ops(self) -> tuple[StorageOp, ...]:
-        return tuple(op for op in self.cache if isinstance(op, StorageOp))
+        return tuple(op for op in self.cache if isinstance(op, StorageOp)) if self.cache else ()
 
     def needs_device(self) -> bool:
         """False exactly when nothing in the plan is for the device (SP-25)."""
