@@ -7,7 +7,7 @@ from scheduler_rig import Request, Rig, build, prompt
 from toy_groups import some_groups
 
 from tokenspeed.plane.messages import Finish
-from tokenspeed.plane.plan import RestoreOp, SnapshotOp, WriteBackOp
+from tokenspeed.plane.plan import LoadBackOp, RestoreOp, SnapshotOp, WriteBackOp
 from tokenspeed.scheduler.config import Retraction, WritePolicy
 from tokenspeed.scheduler.states import State
 
@@ -221,6 +221,26 @@ def test_without_host_room_for_its_pages_a_victim_is_computed_again() -> None:
     rig.host.held = set()
     rig.run()
     rig.check_tokens()
+
+
+def test_a_decode_whose_load_was_not_acknowledged_yet_can_be_imaged() -> None:
+    """Its forwards waited for the load, and the store waits for its forwards."""
+    rig = rig_of(num_pages=9, host_parents=65)
+    first = prompt(16, seed=2)
+    for tokens in (first, prompt(24, seed=5), prompt(24, seed=6)):
+        rig.new(tokens, max_new=1)
+        rig.run()
+    rig.host.held = {LoadBackOp}
+    rig.new(prompt(9, seed=1), max_new=20)
+    rig.round()
+    again = rig.new(first, max_new=14)
+    rig.run(until=lambda: bool(again.preempted))
+    assert rig.host.of(LoadBackOp)
+    assert state(rig, again) is State.IMAGING
+    rig.host.held = set()
+    rig.run()
+    rig.check_tokens()
+    rig.check_idle()
 
 
 @pytest.mark.contract("SP-14")

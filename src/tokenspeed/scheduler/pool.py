@@ -5,8 +5,9 @@ a group lies in parent ``b // k``. A block is *active* (referenced), *idle* (fin
 referenced by nobody) or *empty*. A parent is *active* if one of its blocks is, *cached* if it holds idle
 blocks only, else *empty*. Parent 0 is the null parent: in no class, never granted, never counted (SP-52).
 
-Promises keep blocks back for those who will take them later. Whoever asks `fits` first and then takes,
-shares and promises what it asked for can rely on every promise being redeemable.
+Promises keep blocks back for those who will take them later; every promise made of what `fits` can be
+redeemed. Whoever wants blocks of several groups promises them all before it takes the first: which
+blocks a take chooses is nobody else's business otherwise.
 """
 
 from __future__ import annotations

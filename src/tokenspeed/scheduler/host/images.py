@@ -205,7 +205,7 @@ class SnapshotImages:
     def store(self, row: int) -> bool:
         tokens, slot = int(self.table.schedule.scheduled[row]), int(self.table.schedule.slot[row])
         surveyed = self._survey(row, tokens)
-        if surveyed is None or self._being_filled(slot):
+        if surveyed is None or self._being_filled(slot, tokens):
             return False
         self._store_pages(slot, surveyed)
         place = self.state.free.pop()
@@ -319,9 +319,9 @@ class SnapshotImages:
             tail=group.blocks_for(tokens) - max(whole, first),
         )
 
-    def _being_filled(self, slot: int) -> bool:
-        """Whether a load still writes blocks of `slot`: a store does not wait for loads."""
-        return any(
+    def _being_filled(self, slot: int, tokens: int) -> bool:
+        """Whether a load may still write blocks of `slot`. A store waits for no load, but for forwards that did."""
+        return tokens < self.residents.state.goal[slot] and any(
             self.tier.is_loading(group, tables.blocks[slot, int(tables.first[slot]) : int(tables.held[slot])])
             for group, tables in enumerate(self.residents.state.groups)
         )
