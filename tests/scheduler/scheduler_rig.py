@@ -30,10 +30,10 @@ from tokenspeed.plane.results import (
 from tokenspeed.plane.table import RequestTable, request_table
 from tokenspeed.scheduler.audit import audit
 from tokenspeed.scheduler.build import build_scheduler
-from tokenspeed.scheduler.config import SchedulerConfig
+from tokenspeed.scheduler.config import Role, SchedulerConfig
 from tokenspeed.scheduler.groups import model_groups
 from tokenspeed.scheduler.policy import Fcfs
-from tokenspeed.scheduler.prefix import PrefixIndex
+from tokenspeed.scheduler.prefix_index import PrefixIndex
 from tokenspeed.scheduler.scheduler import PagedScheduler
 
 
@@ -175,8 +175,10 @@ class Rig:
                 assert request.out == want[: len(request.out)], request
 
     def wanted(self, request: Request) -> list[int]:
+        """All that the request generates here."""
         specs, taste = self.config.specs, request.taste
-        return oracle(request.prompt, request.max_new, eos_ends=request.eos_ends, specs=specs, taste=taste)
+        most = 1 if self.config.role is Role.PREFILL else request.max_new
+        return oracle(request.prompt, most, eos_ends=request.eos_ends, specs=specs, taste=taste)
 
     def check_idle(self) -> None:
         """Nothing is held and nothing leaked."""
@@ -284,8 +286,9 @@ class Rig:
         granted = {(grant.group, block) for grant in plan.grants for block in grant.blocks.tolist()}
         for group, block in granted & in_use:
             assert pool.references(group, block) > 1 or cache.keeps(group, block)
-        if plan.seated and [spec.kind for spec in self.config.specs] == ["full"]:
-            # Whoever was admitted left a spare block for each of the others.
+        plain = self.config.role is Role.PLAIN and not self.config.host_parents
+        if plan.seated and plain and [spec.kind for spec in self.config.specs] == ["full"]:
+            # Whoever was admitted left a spare block for each of the others. (A write-through may then pin some.)
             spare = pool.empty + pool.cached - pool.contents().promised[0]
             assert spare >= self.scheduler.residents.seated - 1
 
@@ -344,9 +347,12 @@ class Rig:
         match event:
             case BlockStored():
                 assert len(event.token_ids) == event.block_tokens * len(event.hashes)
-                parent, by_window = event.parent, self.config.specs[event.group].kind == "window"
+                parent = event.parent
+                # A window's blocks stand alone. So may others: a copy to the host, or a neighbour in their parent,
+                # keeps them for longer than what they extend.
+                alone = len(self.config.specs) > 1 or self.config.specs[0].kind != "full" or self.config.host_parents
                 for name in event.hashes:
-                    assert parent is None or by_window or (event.group, parent) in self.mirror
+                    assert parent is None or alone or (event.group, parent) in self.mirror
                     assert (event.group, name) not in self.mirror
                     self.mirror[event.group, name] = parent
                     parent = name

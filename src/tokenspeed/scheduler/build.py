@@ -24,7 +24,8 @@ from tokenspeed.scheduler.names import Chains
 from tokenspeed.scheduler.packed import make_pool
 from tokenspeed.scheduler.pool import Pool
 from tokenspeed.scheduler.prefill import Prefill
-from tokenspeed.scheduler.prefix import NullPrefixCache, PrefixCache, PrefixIndex, PublishState
+from tokenspeed.scheduler.prefix import NullPrefixCache, PrefixCache
+from tokenspeed.scheduler.prefix_index import PrefixIndex, PublishState
 from tokenspeed.scheduler.pressure import Pressure
 from tokenspeed.scheduler.reach import Reach, nothing
 from tokenspeed.scheduler.remote import NoRemote, Receiver, Remote, Sender
