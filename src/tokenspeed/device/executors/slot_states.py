@@ -30,11 +30,11 @@ class TokensOnDevice:
 
     def export(self, slot: int, into: HostBytes) -> None:
         with torch.inference_mode():
-            torch.from_numpy(into.view(np.int64)).copy_(self.tokens.unwrap()[slot : slot + 1])
+            into.view(np.int64)[0] = self.tokens.unwrap()[slot].item()
 
     def restore(self, slot: int, kept: HostBytes) -> None:
         with torch.inference_mode():
-            self.tokens.unwrap()[slot : slot + 1].copy_(torch.from_numpy(kept.view(np.int64)))
+            self.tokens.unwrap()[slot] = int(kept.view(np.int64)[0])
 
 
 @attrs.frozen(kw_only=True, eq=False)
