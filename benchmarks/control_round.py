@@ -1,7 +1,7 @@
 """What a round of the control plane costs, without a device; where installed, beside other schedulers.
 
-    python benchmarks/control_round.py [--n 1 16 64 256 1024] [--quick] [--json]
-        [--peers --tokenspeed-python PATH --vllm-python PATH --nanovllm-python PATH]
+    python benchmarks/control_round.py [--n 1 16 64 256 1024] [--block 64 16] [--json]
+        [--peers --tokenspeed-python PATH --vllm-python PATH]
 
 * decode round: plan, commit, advance and the output batch ready to encode, one new token for each
   request, depth 1, prefix publication on, results scripted. ``lockstep``: all fill a block in the same
@@ -120,22 +120,22 @@ def waiting_rows() -> list[Figures]:
     return [{**shape, "waiting": int(name), **timer.figures()} for name, timer in timers.items()]
 
 
-def waiting_bytes() -> Figures:
+def waiting_bytes(count: int = MANY) -> Figures:
     """Memory of a waiting request beyond its tokens: table, queue and what ingress keeps."""
-    rig = open_rig(seats=1, max_len=1024, block=16, batched=64, chunk=64, waiting=MANY)
+    rig = open_rig(seats=1, max_len=1024, block=16, batched=64, chunk=64, waiting=count)
     rng = np.random.default_rng(1)
     rig.link.inbox.append(request("running", tokens(rng, 64), max_new=512))
     rig.settle(1)
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    for i in range(MANY):
+    for i in range(count):
         rig.link.inbox.append(request(f"waiting-{i:08d}", tokens(rng, 64), max_new=8))
     rig.loop.round()
-    each = (tracemalloc.get_traced_memory()[0] - before) / MANY
+    each = (tracemalloc.get_traced_memory()[0] - before) / count
     tracemalloc.stop()
-    if rig.loop.scheduler.sizes().waiting != MANY:
-        raise SystemExit(f"{rig.loop.scheduler.sizes().waiting} of {MANY} requests wait")
-    return {"engine": ENGINE, "what": "waiting memory", "requests": MANY, "bytes_each": round(each - 4 * 64)}
+    if rig.loop.scheduler.sizes().waiting != count:
+        raise SystemExit(f"{rig.loop.scheduler.sizes().waiting} of {count} requests wait")
+    return {"engine": ENGINE, "what": "waiting memory", "requests": count, "bytes_each": round(each - 4 * 64)}
 
 
 # ---- a long prompt ------------------------------------------------------------------------------
@@ -293,8 +293,8 @@ def main() -> None:
     parser.add_argument("--block", type=int, nargs="*", default=[64, 16])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--peers", action="store_true", help="run the peers whose interpreters are given")
-    parser.add_argument("--tokenspeed-python", help="interpreter with tokenspeed-scheduler")
-    parser.add_argument("--vllm-python", help="interpreter with vllm")
+    parser.add_argument("--tokenspeed-python", metavar="PATH", help="interpreter with tokenspeed-scheduler")
+    parser.add_argument("--vllm-python", metavar="PATH", help="interpreter with vllm")
     args = parser.parse_args()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     pythons = {"tokenspeed_scheduler_driver": args.tokenspeed_python, "vllm_driver": args.vllm_python}
