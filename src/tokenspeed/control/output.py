@@ -17,6 +17,7 @@ from tokenspeed.plane.logprobs import NO_LOGPROBS, logprob_plan
 from tokenspeed.plane.messages import (
     BoolArray,
     Finish,
+    IndexArray,
     Int32Array,
     LoadReport,
     OneToken,
@@ -26,7 +27,7 @@ from tokenspeed.plane.messages import (
 )
 from tokenspeed.plane.plan import ForwardBatch, LogprobPlan
 from tokenspeed.plane.results import ForwardLanded, ForwardResult
-from tokenspeed.plane.table import Int64Array, RequestTable
+from tokenspeed.plane.table import RequestTable
 
 LENGTH = np.int32(Finish.LENGTH)
 ONE, ONE_SHORT = np.array(1, dtype=np.int64), np.array(1, dtype=np.int32)  # numpy adds these faster than a Python int
@@ -51,14 +52,14 @@ class Cohort:
         tokens, lengths, finished: columns of the latest commit.
     """
 
-    source: Int32Array | None
+    source: IndexArray | None
     moves: int
     given: int
-    keep: Int64Array | None
-    rows: Int64Array
-    extra_at: Int64Array
+    keep: IndexArray | None
+    rows: IndexArray
+    extra_at: IndexArray
     extra_ids: Int32Array
-    at: Int64Array
+    at: IndexArray
     counts: Int32Array
     left: int
     rids: list[str]
@@ -169,7 +170,7 @@ class OutputState:
 
     pending: Columns | Cohort | None = None
     cohort: Cohort | None = None
-    plain: Int32Array | None = None
+    plain: IndexArray | None = None
     prompt_values: dict[int, list[float | None]] = attrs.field(factory=dict[int, list[float | None]])
     prompt_tops: dict[int, list[TopLogprobs | None]] = attrs.field(factory=dict[int, list[TopLogprobs | None]])
 
@@ -178,8 +179,7 @@ class OutputState:
 class Output:
     """Owns the committed token lists (HS-1) and what the client has been told.
 
-    Attributes:
-        is_eos: bool ``[vocab]``, True at the model's EOS ids.
+    `is_eos`: bool ``[vocab]``, True at the model's EOS ids.
     """
 
     table: RequestTable
@@ -220,7 +220,9 @@ class Output:
             new = new[cohort.keep]
             tokens = new.tolist()
         self._append(cohort, new)
-        finish = self._ends(cohort, new)
+        finish, stops = None, self.is_eos.take(new)
+        if cohort.left <= 0 or len(cohort.extra_at) or 1 in stops.tobytes():  # several times faster than any()
+            finish = self._ends(cohort, new, stops)
         self._tell(cohort, tokens, cohort.zeros if finish is None else finish.tolist())
         if result.token_logprobs or self.state.prompt_values:
             self._add_logprobs(batch, cohort, result)
@@ -274,7 +276,7 @@ class Output:
     def _assemble(self, batch: ForwardBatch) -> Cohort:
         """The cohort of a batch's live sampled rows; a row that has ended is not in it."""
         table, identity, every = self.table, self.table.identity, bool(batch.samples.all())
-        rows = (batch.rows if every else batch.rows[batch.samples]).astype(np.int64)
+        rows = np.asarray(batch.rows if every else batch.rows[batch.samples], dtype=np.int64)
         given, keep, live = len(rows), None, table.output.owned[rows]
         if not live.all():
             keep = live.nonzero()[0]
@@ -314,15 +316,14 @@ class Output:
         self.table.tokens.known[cohort.rows] = cohort.counts[0]
         cohort.left -= 1
 
-    def _ends(self, cohort: Cohort, tokens: Int32Array) -> Int32Array | None:
-        """`Finish` values int32 ``[n]``, or None while all go on; a stop id wins over the length limit."""
-        stops, extra = self.is_eos.take(tokens), cohort.extra_at
-        extra = extra[tokens[extra] == cohort.extra_ids] if len(extra) else extra
-        if cohort.left > 0 and not np.count_nonzero(stops) and not len(extra):
-            return None
+    def _ends(self, cohort: Cohort, tokens: Int32Array, stops: BoolArray) -> Int32Array | None:
+        """`Finish` values int32 ``[n]``, or None while all go on; a stop id wins over the length limit.
+
+        `stops`, bool ``[n]``: the token is an EOS id; written.
+        """
         identity, rows, produced = self.table.identity, cohort.rows, cohort.counts[1]
         stops &= identity.eos_ends[rows]
-        stops[extra] = True
+        stops[cohort.extra_at[tokens[cohort.extra_at] == cohort.extra_ids]] = True
         stops &= produced >= identity.min_new[rows]
         finish: Int32Array = (produced >= identity.max_new[rows]) * LENGTH
         finish[stops] = Finish.STOP

@@ -10,7 +10,7 @@ import logging
 import attrs
 import numpy as np
 
-from tokenspeed.plane.messages import FINISH_WORDS, Int32Array
+from tokenspeed.plane.messages import FINISH_WORDS, IndexArray
 from tokenspeed.plane.plan import ForwardBatch
 from tokenspeed.plane.ports import Meter
 from tokenspeed.plane.table import RequestTable
@@ -22,7 +22,7 @@ log = logging.getLogger("tokenspeed.request")
 class Stamped:
     """Writer: RequestStats. ``rows`` of the latest batch whose requests all have their first token."""
 
-    rows: Int32Array | None = None
+    rows: IndexArray | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)
