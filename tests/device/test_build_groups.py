@@ -41,7 +41,13 @@ def test_a_hybrid_model_is_built_warm_and_tells_its_groups(executor: Executor) -
         full, state = made.specs.groups
         assert full == CacheGroupSpec(block_tokens=16, layers=2, bytes_per_block=8192, blocks_per_parent=2)
         assert state == CacheGroupSpec(
-            name="state", kind="state", block_tokens=64, layers=2, bytes_per_block=16384, zero_new_blocks=True
+            name="state",
+            kind="state",
+            block_tokens=64,
+            layers=2,
+            bytes_per_block=16384,
+            zero_new_blocks=True,
+            image_blocks=1,
         )
         assert (made.specs.page_tokens, made.specs.num_pages) == (16, 1 + 8 + 4)
         assert made.specs.kv_pool_bytes == 13 * 16384

@@ -19,6 +19,9 @@ FULL, WINDOW, STATE = "full", "window", "state"
 
 FLOAT_BYTES = 4
 
+TAIL_BLOCKS = 2
+"""Blocks of an attention group without a complete hash, at most: a retraction image keeps them, or the one state."""
+
 STATES_EACH = 2
 """State blocks one request needs at once: the running one, and a snapshot that the next copy comes from."""
 
@@ -123,4 +126,5 @@ def _spec(group: CacheGroup, block_bytes: int, blocks_per_parent: int) -> CacheG
         window_tokens=group.window_tokens,
         blocks_per_parent=blocks_per_parent,
         zero_new_blocks=group.kind == STATE,
+        image_blocks=1 if group.kind == STATE else TAIL_BLOCKS,
     )
