@@ -89,11 +89,13 @@ def test_a_stored_block_is_found_at_its_acknowledgment_and_not_before(policy: Wr
     if policy is WritePolicy.WRITE_BACK:
         assert store_blocks(rig)
         assert rig.scheduler.tier.open == 1
-    assert not any(group.findable for group in rig.scheduler.snapshot().host.groups)
+    named = rig.scheduler.snapshot().host.groups[0].named
+    assert named
+    assert all(rig.scheduler.tier.find(0, name) is None for name in named)
     rig.host.held = set()
     rig.run()
     rig.plan()
-    assert rig.scheduler.snapshot().host.groups[0].findable
+    assert all(rig.scheduler.tier.find(0, name) is not None for name in named)
     rig.check_tokens()
 
 
