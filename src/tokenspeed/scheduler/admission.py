@@ -25,10 +25,12 @@ from tokenspeed.scheduler.waiting import WaitingQueue
 @attrs.define(eq=False)
 class AdmissionState:
     """Writer: Admission. The request (by its admission number) that did not fit, what was found of it, and what
-    must have grown before it is looked at again: parents that nobody uses."""
+    must have changed before it is looked at again: more parents that nobody uses, or fewer residents, whose
+    promises and margins count as used."""
 
     order: int = -1
     unused: int = 0
+    seated: int = 0
     found: int = 0
 
 
@@ -77,7 +79,9 @@ class Admission:
         state, schedule = self.state, self.table.schedule
         known, limit = int(self.table.tokens.known[row]), self._limit(row)
         order, unused = int(self.table.identity.order[row]), self.pool.empty + self.pool.cached
-        if order == state.order and unused <= state.unused and not self.cache.grew(row, tokens=state.found):
+        seated = self.residents.seated
+        no_more_room = unused <= state.unused and seated >= state.seated
+        if order == state.order and no_more_room and not self.cache.grew(row, tokens=state.found):
             return None
         most = self._reusable(row, known)
         if self.life.count(State.DECODING) and not self.cache.named(row, most=most):
@@ -86,7 +90,7 @@ class Admission:
         hit = self.cache.match(row, most=most)
         cover = min(known + self.config.ahead_tokens, limit)
         if not self._fits(row, hit, cover, limit):
-            state.order, state.unused, state.found = order, unused, hit.tokens
+            state.order, state.unused, state.seated, state.found = order, unused, seated, hit.tokens
             return None
         state.order = -1
         self.waiting.remove(row)

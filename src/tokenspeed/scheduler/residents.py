@@ -58,7 +58,7 @@ class ResidentState:
         tables: the groups' block tables.
         copies: for the plan under construction.
         displaced: (forward, group, block): given back once that many forwards have landed.
-        shrunk: entries were given up since the last plan with a batch, some perhaps among the touched.
+        shrunk: entries were given up or replaced since the last plan with a batch, some perhaps among the touched.
     """
 
     owner: Int32Array
@@ -179,9 +179,6 @@ class Residents:
 
     def extend_each(self, parts: Sequence[IndexArray]) -> None:
         """One more block of every group g, beyond any promise, for each slot of ``parts[g]``; they fit."""
-        if len(parts) == 1:
-            self._extend_group(0, parts[0])
-            return
         # Promised first: what one group takes must not be what another was said to get.
         for group, slots in enumerate(parts):
             self.pool.promise(group, len(slots))
@@ -271,6 +268,7 @@ class Residents:
         own = int(tables.blocks[relink.slot, relink.index])
         self.pool.share(relink.group, int32([relink.block]))
         tables.blocks[relink.slot, relink.index] = relink.block
+        self.state.shrunk = True
         self.state.displaced.append((forward, relink.group, own))
         self._touch(relink.group, relink.slot, relink.index, relink.index + 1)
 
@@ -301,6 +299,11 @@ class Residents:
                 grants.append(BlockGrants(group=number, slots=parts[0], indices=parts[1], blocks=parts[2]))
         state.shrunk = False
         return tuple(grants)
+
+    def source_of(self, group: int, block: int) -> int:
+        """Where the content of `block` is before the copies of the plan under construction."""
+        pending = (copy for copy in self.state.copies if (copy.group, copy.destination) == (group, block))
+        return next((copy.source for copy in pending), block)
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
         copies = self.state.copies

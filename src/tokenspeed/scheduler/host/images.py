@@ -359,8 +359,10 @@ class SnapshotImages:
         for number, imaged in enumerate(surveyed):
             if imaged.tail:
                 begin = imaged.first + len(imaged.names)
-                blocks = self.residents.state.groups[number].blocks[slot, begin : begin + imaged.tail]
-                tail.append(GroupBlocks(group=number, blocks=tuple(blocks.tolist())))
+                blocks = self.residents.state.groups[number].blocks[slot, begin : begin + imaged.tail].tolist()
+                # Stores come before the plan's copies, and it may just have moved the state.
+                sources = tuple(self.residents.source_of(number, block) for block in blocks)
+                tail.append(GroupBlocks(group=number, blocks=sources))
         return tuple(tail)
 
     def _found(self, group: int, imaged: ImagedGroup) -> GroupHit:
