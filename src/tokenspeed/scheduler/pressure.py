@@ -117,12 +117,14 @@ class Pressure:
 
     def _suspend(self, row: int, draft: PlanDraft) -> None:
         """Its image is under way, and its pages and slot are free for this very plan (SP-43, SP-45)."""
-        self._vacate(row)
+        self._vacate(row, draft)
         self.life.move(row, Event.SUSPEND)
         self.seniority.note_retracted(row)
         draft.preempted.append(row)
 
-    def _vacate(self, row: int) -> None:
+    def _vacate(self, row: int, draft: PlanDraft) -> None:
+        if row in draft.seated:
+            draft.seated.remove(row)
         slot = int(self.table.schedule.slot[row])
         self.states.vacated(slot)
         self.residents.release_pages(slot)
@@ -131,7 +133,7 @@ class Pressure:
 
     def _send_back(self, row: int, draft: PlanDraft) -> None:
         """To the head of the waiting queue, with its tokens and without pages; its blocks stay findable (SP-47)."""
-        self._vacate(row)
+        self._vacate(row, draft)
         schedule = self.table.schedule
         schedule.scheduled[row] = schedule.landed[row] = 0
         self.life.move(row, Event.RETRACT)
@@ -155,6 +157,8 @@ class Pressure:
             f"the KV cache is full: {residents} running requests need more than its {self.pool.usable} pages; "
             "the newest request was ended"
         )
+        if row in draft.seated:
+            draft.seated.remove(row)
         self.exits.end(row)
         self.exits.drop(row, draft)
         draft.aborts.append(PlanAbort(row=row, reason=reason))
