@@ -26,12 +26,13 @@ from tokenspeed.scheduler.waiting import WaitingQueue
 class AdmissionState:
     """Writer: Admission. The request (by its admission number) that did not fit, what was found of it, and what
     must have changed before it is looked at again: more parents that nobody uses, or fewer residents, whose
-    promises and margins count as used."""
+    promises and margins count as used. ``away``: the same for a suspended request, with the values of then."""
 
     order: int = -1
     unused: int = 0
     seated: int = 0
     found: int = 0
+    away: tuple[int, int, int] = (-1, 0, 0)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -108,11 +109,17 @@ class Admission:
         row = self.images.waiting()
         if row is None or not self.residents.has_seat or self.life.of(row) is not State.SUSPENDED:
             return None
+        order, unused, seated = self.state.away
+        now = (int(self.table.identity.order[row]), self.pool.empty + self.pool.cached, self.residents.seated)
+        if now[0] == order and now[1] <= unused and now[2] >= seated:
+            return None
         known, limit = int(self.table.tokens.known[row]), self._limit(row)
         cover = min(known + self.config.ahead_tokens, limit)
         hit = self.images.hit(row)
         if not self._fits(row, hit, cover, limit):
+            self.state.away = now
             return None
+        self.state.away = (-1, 0, 0)
         self.images.restore(row, hit, goal=known, limit=limit, cover=cover)
         self.life.move(row, Event.RESTORE)
         return row
