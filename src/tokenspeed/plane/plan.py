@@ -44,7 +44,8 @@ class ForwardBatch:
     """Model work of one forward: `n` rows, decode and prefill chunks mixed in any order.
 
     Attributes:
-        rows: int64 ``[n]``, rows of the request table.
+        rows: int64 ``[n]``, rows of the request table. The same array object comes again only while it
+            names the same requests: readers may keep what they gathered by it.
         slots: int64 ``[n]``, device residences.
         starts: int32 ``[n]``, position of the first token computed (equals the KV already there).
         counts: int32 ``[n]``, tokens computed.
