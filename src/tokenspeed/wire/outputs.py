@@ -23,6 +23,15 @@ T = TypeVar("T")
 
 _FINISH = {word: int(finish) for word, finish in zip(FINISH_WORDS, Finish, strict=True)}
 NO_LOAD = LoadReport()
+LOGPROB_COLUMNS = (
+    "output_token_logprobs_val",
+    "output_token_logprobs_idx",
+    "output_top_logprobs_val",
+    "output_top_logprobs_idx",
+    "input_token_logprobs_val",
+    "input_top_logprobs_val",
+    "input_top_logprobs_idx",
+)
 
 
 def refused(refusal: Refusal, *, engine_index: int) -> OutputBatch:
@@ -50,12 +59,10 @@ def encode_output(batch: OutputBatch, layouts: Layouts, *, engine_index: int) ->
     values: dict[str, object] = {
         "rids": batch.rids,
         "output_ids": _token_lists(batch.output_ids),
-        "finished_reasons": [FINISH_WORDS[finish] for finish in batch.finished],
+        "finished_reasons": _words(batch.finished),
         "prompt_tokens": batch.prompt_tokens,
         "completion_tokens": batch.completion_tokens,
         "cached_tokens": batch.cached_tokens,
-        "output_token_logprobs_val": batch.logprobs,
-        "output_token_logprobs_idx": _logprob_ids(batch),
         "engine_index": engine_index,
         "num_running": load.running,
         "num_waiting": load.waiting,
@@ -63,14 +70,10 @@ def encode_output(batch: OutputBatch, layouts: Layouts, *, engine_index: int) ->
         "kv_total_pages": load.total_blocks,
         "finished_status_codes": _nil_if_none(batch.status),
         "finished_messages": _nil_if_none(batch.messages),
-        "output_top_logprobs_val": _top_values(batch.top_logprobs),
-        "output_top_logprobs_idx": _top_ids(batch.top_logprobs),
-        "input_token_logprobs_val": batch.prompt_logprobs,
         # The frontend has the prompt: rows without ids keep the column's type.
         "input_token_logprobs_idx": [()] * len(batch.rids),
-        "input_top_logprobs_val": _top_values(batch.prompt_top_logprobs),
-        "input_top_logprobs_idx": _top_ids(batch.prompt_top_logprobs),
         "kv_resident_pages": load.resident_blocks,
+        **_logprob_columns(batch),
     }
     return [OUTPUT, *laid_out(values, layouts.output)]
 
@@ -139,22 +142,38 @@ def _nil_if_none(column: Sequence[T]) -> list[T | None]:
     return [value or None for value in column] if any(column) else [None] * len(column)
 
 
+def _words(finished: Sequence[int]) -> list[str]:
+    return [FINISH_WORDS[finish] for finish in finished] if any(finished) else [""] * len(finished)
+
+
 # Most batches have no log-probabilities at all: their columns of empty rows go as they are, in both directions.
 
 
-def _logprob_ids(batch: OutputBatch) -> Sequence[Sequence[int]]:
-    if not any(batch.logprobs):
-        return cast("list[list[int]]", batch.logprobs)
-    return [ids if values else [] for ids, values in zip(batch.output_ids, batch.logprobs, strict=True)]
+def _logprob_columns(batch: OutputBatch) -> dict[str, object]:
+    columns = (batch.logprobs, batch.top_logprobs, batch.prompt_logprobs, batch.prompt_top_logprobs)
+    if not any(any(column) for column in {id(column): column for column in columns}.values()):
+        return dict.fromkeys(LOGPROB_COLUMNS, batch.logprobs)  # often one column for all, looked through once
+    ids = [ids if values else [] for ids, values in zip(batch.output_ids, batch.logprobs, strict=True)]
+    tops, prompt_tops = batch.top_logprobs, batch.prompt_top_logprobs
+    values = (
+        batch.logprobs,
+        ids,
+        _top_values(tops),
+        _top_ids(tops),
+        batch.prompt_logprobs,
+        _top_values(prompt_tops),
+        _top_ids(prompt_tops),
+    )
+    return dict(zip(LOGPROB_COLUMNS, values, strict=True))
 
 
-def _top_ids(rows: Sequence[Sequence[TopLogprobs | None]]) -> Sequence[Sequence[object]]:
+def _top_ids(rows: Sequence[Sequence[TopLogprobs | None]]) -> list[list[object]]:
     """One list a position; empty where there are no alternatives (the first prompt position)."""
-    return [[list(top.ids) if top else [] for top in row] for row in rows] if any(rows) else rows
+    return [[list(top.ids) if top else [] for top in row] for row in rows]
 
 
-def _top_values(rows: Sequence[Sequence[TopLogprobs | None]]) -> Sequence[Sequence[object]]:
-    return [[list(top.values) if top else [] for top in row] for row in rows] if any(rows) else rows
+def _top_values(rows: Sequence[Sequence[TopLogprobs | None]]) -> list[list[object]]:
+    return [[list(top.values) if top else [] for top in row] for row in rows]
 
 
 def _absent_if_empty(rows: list[list[TopLogprobs]]) -> list[list[TopLogprobs | None]]:
