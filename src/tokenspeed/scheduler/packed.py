@@ -12,76 +12,16 @@ need of it; else it takes blocks from its slack, where then is enough.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import attrs
 import numpy as np
 
 from tokenspeed.errors import InvariantBroken
-from tokenspeed.plane.messages import BoolArray, Int32Array
+from tokenspeed.plane.messages import Int32Array
 from tokenspeed.plane.plan import EMPTY_INT32
+from tokenspeed.scheduler.packed_state import NOBODY, GroupState, ParentState, descending, group_state
 from tokenspeed.scheduler.pool import Evicted, Pool, PoolContents, released_too_often, single_group_pool
-
-NOBODY = -1
-
-
-@attrs.define(eq=False)
-class GroupState:
-    """Blocks of one group. Writer: PackedPool.
-
-    Attributes:
-        k: blocks a parent holds.
-        refs, findable, stacked: by block.
-        stack: ``[:top]`` contains every empty block of the group's active parents once, and blocks that
-            were so and are not any more, which are passed over; ``stacked`` says which it contains.
-        idle: block to the moment it became idle; least recent first.
-        near: idle blocks in active parents.
-        partial: cached parents that have an empty block.
-        slack: see the module.
-    """
-
-    k: int
-    refs: Int32Array
-    findable: BoolArray
-    stacked: BoolArray
-    stack: Int32Array
-    top: int = 0
-    idle: OrderedDict[int, int] = attrs.field(factory=OrderedDict[int, int])
-    near: OrderedDict[int, None] = attrs.field(factory=OrderedDict[int, None])
-    partial: dict[int, None] = attrs.field(factory=dict[int, None])
-    slack: int = 0
-    promised: int = 0
-
-    @property
-    def need(self) -> int:
-        """Parents that the promises will open."""
-        return max(0, -(-(self.promised - self.slack) // self.k))
-
-
-@attrs.define(eq=False)
-class ParentState:
-    """Writer: PackedPool.
-
-    Attributes:
-        owner: by parent, the group whose blocks it holds, or NOBODY if it is empty.
-        live: by parent, its active blocks.
-        stack: ``[:top]`` are the empty parents.
-        cached: parents with idle blocks only, to the moment they became so; least recent first.
-        clock: moments that have passed.
-    """
-
-    owner: Int32Array
-    live: Int32Array
-    stack: Int32Array
-    top: int
-    cached: OrderedDict[int, int] = attrs.field(factory=OrderedDict[int, int])
-    clock: int = 0
-
-    @property
-    def closed(self) -> int:
-        """Parents without an active block: R of the module."""
-        return self.top + len(self.cached)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -436,26 +376,11 @@ def make_pool(num_parents: int, blocks_per_parent: tuple[int, ...]) -> Pool:
     if blocks_per_parent == (1,):
         return single_group_pool(num_parents)
     return PackedPool(
-        lanes=tuple(_group_state(num_parents * k, k) for k in blocks_per_parent),
+        lanes=tuple(group_state(num_parents * k, k) for k in blocks_per_parent),
         parents=ParentState(
             owner=np.full(num_parents, NOBODY, dtype=np.int32),
             live=np.zeros(num_parents, dtype=np.int32),
-            stack=_descending(num_parents),
+            stack=descending(num_parents),
             top=num_parents - 1,
         ),
-    )
-
-
-def _descending(num_parents: int) -> Int32Array:
-    parents: Int32Array = np.arange(num_parents - 1, 0, -1, dtype=np.int32)
-    return parents
-
-
-def _group_state(blocks: int, k: int) -> GroupState:
-    return GroupState(
-        k=k,
-        refs=np.zeros(blocks, dtype=np.int32),
-        findable=np.zeros(blocks, dtype=np.bool_),
-        stacked=np.zeros(blocks, dtype=np.bool_),
-        stack=np.zeros(blocks, dtype=np.int32),
     )

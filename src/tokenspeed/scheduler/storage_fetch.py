@@ -1,6 +1,6 @@
 """Before admission: one QUERY for what device and host tier lack of a prompt, one GET of what it found.
 
-A request passes through the phases of `Phase` while it is PREPARING, and is WAITING after that. It holds
+A request passes through the steps of `Step` while it is PREPARING, and is WAITING after that. It holds
 no slot and no device block meanwhile; the destinations of its GET are host blocks. An operation outlives
 its request: host blocks return when the executor has retired it, whoever ended before (SP-55).
 """
@@ -31,7 +31,7 @@ NO_OP = -1
 NO_ROW = -1
 
 
-class Phase(enum.Enum):
+class Step(enum.Enum):
     """NAMING: the prompt's blocks get their names, then a QUERY is planned. ASKED: until its outcome.
     FOUND: a GET is to be planned. FETCHING: until its outcome."""
 
@@ -46,7 +46,7 @@ class Preparation:
     """Of one request; `pages` may be covered by a hit, of which `named` have their names; `blocks` were found."""
 
     pages: int
-    phase: Phase = Phase.NAMING
+    step: Step = Step.NAMING
     named: int = 0
     op_id: int = NO_OP
     since_s: float = 0.0
@@ -160,9 +160,9 @@ class Fetch:
         while state.due and budget > 0:
             row = state.due[0]
             preparation = state.preparing.get(row)
-            if preparation is None or preparation.aborted or preparation.phase not in (Phase.NAMING, Phase.FOUND):
+            if preparation is None or preparation.aborted or preparation.step not in (Step.NAMING, Step.FOUND):
                 state.due.popleft()
-            elif preparation.phase is Phase.FOUND:
+            elif preparation.step is Step.FOUND:
                 state.due.popleft()
                 ops.extend(self._get(row, preparation, round_id=round_id))
             else:
@@ -202,7 +202,7 @@ class Fetch:
         if not blocks:
             self._go_on(row, round_id=round_id)
             return []
-        preparation.phase = Phase.ASKED
+        preparation.step = Step.ASKED
         return [self._start(row, preparation, StorageVerb.QUERY, tuple(blocks))]
 
     def _found(self, op: OpenFetch, successes: tuple[bool, ...], *, round_id: int) -> None:
@@ -210,7 +210,7 @@ class Fetch:
             self._go_on(op.row, round_id=round_id)
             return
         preparation = self.state.preparing[op.row]
-        preparation.phase = Phase.FOUND
+        preparation.step = Step.FOUND
         preparation.blocks = tuple(block for block, ok in zip(op.blocks, successes, strict=True) if ok)
         self.state.due.append(op.row)
 
@@ -230,7 +230,7 @@ class Fetch:
             if not blocks:
                 break
             if self.shelf.fits(self._want(blocks)):
-                preparation.phase = Phase.FETCHING
+                preparation.step = Step.FETCHING
                 return [self._start(row, preparation, StorageVerb.GET, tuple(blocks), self._room_for(blocks))]
             pages //= 2
         self._go_on(row, round_id=round_id)

@@ -13,6 +13,7 @@ the delta rule without decay is of Schlag, Irie, Schmidhuber 2021 (arXiv:2102.11
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import attrs
 import torch
@@ -46,7 +47,7 @@ def decay_of(rate: torch.Tensor, log_scale: torch.Tensor, bias: torch.Tensor) ->
     return torch.exp(-torch.exp(log_scale) * functional.softplus(rate + bias))
 
 
-def advance(states: torch.Tensor, inputs: DeltaInputs, offsets: list[int]) -> torch.Tensor:
+def advance(states: torch.Tensor, inputs: DeltaInputs, offsets: Sequence[int]) -> torch.Tensor:
     """Run the rule over each row's tokens in order.
 
     Token after token, all rows side by side; the sums of one token and head are of that token and

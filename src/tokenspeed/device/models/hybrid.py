@@ -86,7 +86,7 @@ class _Batch:
     attention: AttentionBatch
     turns: torch.Tensor
     blocks: torch.Tensor
-    offsets: list[int]
+    offsets: tuple[int, ...]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -156,7 +156,7 @@ class HybridStep:
             attention=attention,
             turns=rope_turns(self.frequencies, rows.positions, 1.0),
             blocks=state[:, 0].long(),
-            offsets=rows.offsets.tolist(),
+            offsets=tuple(rows.offsets.tolist()),
         )
 
     def _layer(self, layer: HybridLayer, hidden: torch.Tensor, batch: _Batch) -> torch.Tensor:
