@@ -21,7 +21,6 @@ import numpy as np
 
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.messages import BoolArray, Int32Array
-from tokenspeed.scheduler.flat_pool import block_pool as block_pool  # noqa: PLC0414 - until its users move to `make_pool`
 
 NULL_BLOCK = 0
 
