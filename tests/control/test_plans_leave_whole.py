@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rig import Rig, ScriptedScheduler, hand_rig, one_row_batch, request, spied
 
-from tokenspeed.plane.messages import OutputBatch
+from tokenspeed.plane.messages import OutputBatch, PauseMode, PauseOp
 from tokenspeed.plane.plan import (
     BlockCopy,
     BlockGrants,
@@ -30,7 +30,7 @@ from tokenspeed.plane.plan import (
     index_array,
     int32,
 )
-from tokenspeed.plane.results import Rejected, SchedulerEvent, StorageTick
+from tokenspeed.plane.results import CacheAcks, Rejected, SchedulerEvent, StorageTick
 from tokenspeed.scheduler.scheduler import PagedScheduler
 from tokenspeed.testing import ScriptedPlane
 
@@ -149,6 +149,29 @@ def test_over_many_rounds_the_scheduler_is_told_and_asked_no_more_than_it_should
         if "scheduler.advance" in of_round:
             assert of_round.index("scheduler.advance") > of_round.index("scheduler.next_execution_plan")
     assert log.count("scheduler.advance") > 50
+
+
+@pytest.mark.contract("KM-24")
+def test_a_drain_asks_for_the_counts_only_when_nothing_is_open() -> None:
+    store = WriteBackOp(op_id=1, group=0, device_blocks=(3,), host_blocks=(1,))
+    scheduler = ScriptedScheduler(plans=[ExecutionPlan(round_id=1, cache=(store,))])
+    plane = ScriptedPlane()
+    rig = hand_rig(scheduler=scheduler, plane=plane)
+    rig.put(PauseOp(call_id=7, mode=PauseMode.WAIT))
+    loop, log = spied(rig.loop, "scheduler")
+
+    def asked_at_the_end() -> bool:
+        begin = len(log)
+        loop.round()
+        tail = log[begin:]
+        # The report of the round's end asks once; a drain that may be over asks again.
+        return tail[tail.index("scheduler.drain_kv_events") :].count("scheduler.sizes") == 2
+
+    assert not asked_at_the_end()
+    assert rig.link.replies == []
+    plane.acks.append(CacheAcks(write_backs=(1,)))
+    assert asked_at_the_end()
+    assert [reply.call_id for reply in rig.link.replies] == [7]
 
 
 @pytest.mark.contract("IS-24")

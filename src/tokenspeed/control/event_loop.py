@@ -309,7 +309,9 @@ class EventLoop:
 
     @property
     def _drained(self) -> bool:
-        return self.control_ops.busy and not self.state.in_flight and self.scheduler.sizes().held == 0
+        if not self.control_ops.busy or self.state.in_flight or self.cache_ops.open:
+            return False
+        return self.scheduler.sizes().held == 0
 
     def _sleep(self) -> None:
         """Block until something arrives; quiet seconds pass with a heartbeat and without a round (FW-29)."""
