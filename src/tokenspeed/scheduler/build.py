@@ -14,8 +14,9 @@ from tokenspeed.scheduler.draft import constants
 from tokenspeed.scheduler.exits import Exits
 from tokenspeed.scheduler.groups import Group, model_groups
 from tokenspeed.scheduler.host.blocks import host_blocks
-from tokenspeed.scheduler.host.images import Images, NoImages, snapshot_images
+from tokenspeed.scheduler.host.images import Images, NoImages
 from tokenspeed.scheduler.host.operations import Operations
+from tokenspeed.scheduler.host.snapshots import snapshot_images
 from tokenspeed.scheduler.host.tier import HostTier, host_tier
 from tokenspeed.scheduler.index import GroupIndex
 from tokenspeed.scheduler.kept_states import KeptStates, NoStates, StateKeeper

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import attrs
 
 from tokenspeed.errors import InvariantBroken
-from tokenspeed.scheduler.host.images import NO_ROW, Images, SnapshotImages
+from tokenspeed.scheduler.host.images import Images
 from tokenspeed.scheduler.host.operations import Load, Store
+from tokenspeed.scheduler.host.snapshots import NO_ROW, SnapshotImages
 from tokenspeed.scheduler.host.tier import HostTier
 from tokenspeed.scheduler.states import OWNS, Owned, State
 from tokenspeed.scheduler.storage import Storage
