@@ -39,10 +39,6 @@ class Images(Protocol):
         """Whether all of the image is there."""
         ...
 
-    def tokens(self, row: int) -> int:
-        """Computed ones, kept in the image."""
-        ...
-
     def hit(self, row: int) -> Hit:
         """Its named blocks: on the device, else in the host tier."""
         ...
@@ -78,9 +74,6 @@ class NoImages:
         return None
 
     def ready(self, row: int) -> bool:
-        raise no_image(row)
-
-    def tokens(self, row: int) -> int:
         raise no_image(row)
 
     def hit(self, row: int) -> Hit:

@@ -49,12 +49,11 @@ class ImagedGroup:
 
 @attrs.define(eq=False)
 class Image:
-    """One place of the snapshot pool in use. Writer: Images.
+    """One place of the snapshot pool in use. Writer: SnapshotImages.
 
     Attributes:
         row: whose; NO_ROW: of nobody any more, but an operation still uses the place.
         tokens: computed ones.
-        goal: tokens its prefill was to compute.
         snapped: the tail and the slot's state are there.
     """
 
@@ -134,9 +133,6 @@ class SnapshotImages:
         return image.snapped and all(
             host.all_written(group, imaged.host_blocks) for group, imaged in enumerate(image.groups)
         )
-
-    def tokens(self, row: int) -> int:
-        return self._image(row).tokens
 
     def hit(self, row: int) -> Hit:
         image = self._image(row)
