@@ -146,13 +146,19 @@ class World:
             if rows:
                 one.end_transfer(rows[which % len(rows)], ok=ok)
 
+    def lull(self, *, clear: bool) -> None:
+        """Nothing is held back for a while, until all requests have ended."""
+        self.calm()
+        if clear:
+            self.clear()
+
     # ---- between and behind the actions -------------------------------------------------------------
 
     def check(self) -> None:
         self.first.check()
         self.seen.step(self.first.rig)
 
-    def finish(self) -> None:
+    def calm(self) -> None:
         """Everything that was held back comes, and everything must end."""
         self.frozen = False
         for one in self.nodes:
@@ -163,6 +169,9 @@ class World:
             self._same([one.round() for one in self.nodes])
         for one in self.nodes:
             assert not one.rig.scheduler.sizes().held, one.rig.scheduler.sizes()
+
+    def finish(self) -> None:
+        self.calm()
         self.first.check()
         for one in self.nodes:
             one.check_end()

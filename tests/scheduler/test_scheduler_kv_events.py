@@ -38,6 +38,20 @@ def test_following_blocks_are_one_event_with_the_parent_of_the_first() -> None:
     )
 
 
+@pytest.mark.contract("KM-2")
+def test_a_block_that_an_equal_one_replaces_is_told_before_what_extends_it() -> None:
+    changes = log()
+    changes.stored(A, None, TOKENS)
+    changes.stored(B, A, TOKENS)
+    changes.removed(A)
+    changes.stored(A, None, TOKENS)
+    (told,) = changes.drain()
+    assert told == BlockStored(hashes=(A, B), parent=None, token_ids=(1, 2, 1, 2), block_tokens=2)
+    changes.removed(A)
+    changes.stored(A, None, TOKENS)
+    assert changes.drain() == ()
+
+
 def test_clearing_is_one_event_and_voids_what_was_said_before() -> None:
     changes = log()
     changes.stored(A, None, TOKENS)

@@ -33,6 +33,10 @@ Stored: TypeAlias = tuple[bytes | None, bytes]
 """Parent and token bytes of a stored block; a plain tuple, since a round may make hundreds."""
 
 
+VOID: Stored = (None, b"")
+"""A block stored and removed since the last drain: nothing to tell, but its place stays before what extends it."""
+
+
 @attrs.define(eq=False)
 class LogState:
     """Writer: NetKvLog. None: removed."""
@@ -54,17 +58,14 @@ class NetKvLog:
 
     def stored(self, name: bytes, parent: bytes | None, tokens: bytes) -> None:
         changes = self.state.changes
-        if name in changes:
+        if name in changes and changes[name] is None:
             del changes[name]  # it was removed since the last drain: no change in all
         else:
             changes[name] = (parent, tokens)
 
     def removed(self, name: bytes) -> None:
         changes = self.state.changes
-        if name in changes:
-            del changes[name]
-        else:
-            changes[name] = None
+        changes[name] = VOID if name in changes else None
 
     def cleared(self) -> None:
         """What was said before is void; one event a drain, however often the cache was cleared."""
@@ -82,6 +83,8 @@ class NetKvLog:
         parent: bytes | None = None
         removing = False
         for name, change in state.changes.items():
+            if change is VOID:
+                continue
             if names and (removing != (change is None) or (change is not None and change[0] != names[-1])):
                 events.append(self._event(names, tokens, parent, removing=removing))
                 names, tokens = [], []
