@@ -258,7 +258,7 @@ def test_hand_offs_are_not_starved_by_a_stream_of_prompts() -> None:
     for at in range(40):
         while rig.scheduler.sizes().waiting < 3:
             rig.new(prompt(20, seed=len(rig.requests)), max_new=2)
-        done = [row for row in rig.scheduler.life.rows(State.PREFILL_DONE) if not rig.table.schedule.inflight[row]]
+        done = [row for row in rig.scheduler.life.rows(State.PREFILL_DONE) if not rig.scheduler.life.flying(row)]
         streams = {stream.row for stream in side.round().remote_decode}
         assert streams == set(done), at
         for rid in tuple(side.streams):

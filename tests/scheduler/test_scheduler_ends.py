@@ -225,7 +225,7 @@ def test_several_results_are_taken_in_one_advance() -> None:
     landed = rig.land()
     assert len(landed) == 2
     assert rig.table.schedule.landed[request.row] == 5
-    assert rig.table.schedule.inflight[request.row] == 0
+    assert not rig.scheduler.life.flying(request.row)
     rig.run()
     rig.check_tokens()
 

@@ -36,7 +36,7 @@ def warm_up(executor: Executor, specs: DeviceSpecs) -> None:
         BlockGrants(
             group=group.group,
             slots=index_array([SLOT] * len(group.blocks)),
-            indices=int32(range(len(group.blocks))),
+            indices=index_array(range(len(group.blocks))),
             blocks=int32(group.blocks),
         )
         for group in blocks

@@ -70,13 +70,13 @@ class ForwardBatch:
 class BlockGrants:
     """Blocks that changed hands: ``table[slots[i], indices[i]] = blocks[i]``, applied before the batch.
 
-    ``slots`` is int64, the others are int32 ``[m]``. The device keeps the block tables by slot; a plan
+    ``blocks`` is int32, the others are int64 ``[m]``. The device keeps the block tables by slot; a plan
     sends changes only.
     """
 
     group: int = 0
     slots: IndexArray = EMPTY_INDEX
-    indices: Int32Array = EMPTY_INT32
+    indices: IndexArray = EMPTY_INDEX
     blocks: Int32Array = EMPTY_INT32
 
 

@@ -93,15 +93,13 @@ class ScheduleColumns:
 
     ``state`` is the scheduler's own enumeration, 0 is free. ``scheduled``: tokens whose KV is
     computed or in a dispatched forward; ``landed``: tokens whose KV is known to be there;
-    ``inflight``: forwards not yet landed; ``cached``: prompt tokens found in the prefix cache at the
-    latest admission.
+    ``cached``: prompt tokens found in the prefix cache at the latest admission.
     """
 
     state: UInt8Array
     slot: Int32Array
     scheduled: Int32Array
     landed: Int32Array
-    inflight: Int32Array
     cached: Int32Array
 
 
@@ -189,7 +187,7 @@ class RequestTable:
         self.tokens.known[row] = len(tokens)
         self.tokens.loose[row] = tokens
         self.schedule.slot[row] = NO_SLOT
-        for column in (self.schedule.scheduled, self.schedule.landed, self.schedule.inflight, self.schedule.cached):
+        for column in (self.schedule.scheduled, self.schedule.landed, self.schedule.cached):
             column[row] = 0
         self.output.owned[row] = True
         self.output.finish[row] = 0
@@ -308,7 +306,6 @@ def request_table(*, slots: int, max_len: int) -> RequestTable:
             slot=_i32(0),
             scheduled=_i32(0),
             landed=_i32(0),
-            inflight=_i32(0),
             cached=_i32(0),
         ),
         output=OutputColumns(owned=empty_bool.copy(), finish=np.zeros(0, dtype=np.uint8)),

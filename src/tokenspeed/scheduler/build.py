@@ -200,7 +200,7 @@ def prefix_cache(
             # With state groups a hit ends where a state was kept, which may be anywhere.
             least=1 if has_states else (config.page_tokens + 1) // 2,
         ),
-        state=PublishState(published=np.zeros((len(groups), config.max_num_seqs), dtype=np.int32)),
+        state=PublishState(published=np.zeros((len(groups), config.max_num_seqs), dtype=np.int64)),
     )
 
 

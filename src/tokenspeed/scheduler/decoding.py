@@ -105,12 +105,12 @@ class Decoding:
         ahead, walls = self.config.ahead_tokens, None
         for group, tables in zip(self.groups, self.residents.state.groups, strict=True):
             if group.by_position:
-                room = tables.held[slots] * np.int32(group.block_tokens)
+                room = tables.held[slots] * group.block_tokens
                 walls = room if walls is None else np.minimum(walls, room)
         if walls is None:
             return np.full(len(slots), NEVER, dtype=np.int32)
         # A forward from `start` wants room for start + 1 + ahead tokens, but never for more than `limit`.
-        ends: Int32Array = np.where(walls >= limit, np.int32(NEVER), walls - np.int32(ahead))
+        ends: Int32Array = np.where(walls >= limit, NEVER, walls - ahead)
         return ends
 
     def _plan_pressed(self, draft: PlanDraft) -> None:
@@ -138,7 +138,6 @@ class Decoding:
         ends: Int32Array = decodes.starts + np.int32(1)
         ends.setflags(write=False)
         self.table.schedule.scheduled[decodes.rows] = ends
-        self.table.schedule.inflight[decodes.rows] += 1
         return ends
 
     def _retire_exhausted(self, rows: IndexArray) -> None:

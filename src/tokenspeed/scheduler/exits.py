@@ -31,7 +31,7 @@ class Exits:
 
     def end(self, row: int) -> None:
         """`row` is to be planned no more: it finished or was aborted. May be told twice."""
-        if self.table.schedule.inflight[row]:
+        if self.life.flying(row):
             self.life.move(row, Event.END_IN_FLIGHT)
             return
         state = self.life.of(row)
@@ -52,7 +52,7 @@ class Exits:
     def landed(self) -> None:
         """Take the pages of ended requests whose last forward has landed (SP-54)."""
         for row in self.life.rows(State.FINISHING):
-            if not self.table.schedule.inflight[row]:
+            if not self.life.flying(row):
                 self._let_go(row, OWNS[State.FINISHING])
                 self.life.move(row, Event.LANDED)
 
@@ -72,9 +72,8 @@ class Exits:
 
     def check_drained(self) -> None:
         """Raises: InvariantBroken: a request's last token came and nobody ended it; it would stay for ever."""
-        inflight = self.table.schedule.inflight
         for row in self.life.rows(State.DRAINING):
-            if not inflight[row]:
+            if not self.life.flying(row):
                 raise InvariantBroken("a request produced its last token and was not finished", row=row)
 
     def drop_all(self, draft: PlanDraft) -> None:

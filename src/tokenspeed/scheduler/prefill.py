@@ -57,7 +57,6 @@ class Prefill:
         ids = np.array(self.table.tokens.seated[slot, start:end])
         draft.chunks.append(Chunk(row=row, slot=slot, start=start, samples=last, ids=ids))
         schedule.scheduled[row] = end
-        schedule.inflight[row] += 1
         if last:
             self.life.move(row, self._after_prompt(more=goal < limit))
         return end - start

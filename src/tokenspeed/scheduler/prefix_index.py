@@ -28,13 +28,13 @@ class PublishState:
     """Writer: PrefixIndex.
 
     Attributes:
-        published: int32 ``[groups, slots]``, blocks of the seated row that are matched or published.
+        published: int64 ``[groups, slots]``, blocks of the seated row that are matched or published.
         lanes: rows of the latest landing in which each computed one token; the same array comes again
             while the batch does not change.
         quiet: landings of the same rows, one token each, in which none of them fills a block.
     """
 
-    published: Int32Array
+    published: IndexArray
     lanes: IndexArray = EMPTY_INDEX
     quiet: int = 0
 
@@ -211,7 +211,7 @@ class PrefixIndex:
         return np.where(cut, np.int32(0), np.minimum(full, known))
 
     def _publish_one_each(
-        self, group: Group, rows: IndexArray, slots: IndexArray, at: Int32Array, table: Int32Array, change: _Change
+        self, group: Group, rows: IndexArray, slots: IndexArray, at: IndexArray, table: Int32Array, change: _Change
     ) -> None:
         """The usual case of decoding: one more full block for each of `rows`, read with one gather."""
         data = self.pages[slots, at].astype("<i4", copy=False).tobytes()

@@ -47,7 +47,7 @@ class Pressure:
         for row in self.life.rows(State.YIELDING):
             draft.pressed = True
             # Another one's turn may have ended it.
-            if self.life.of(row) is State.YIELDING and not self.table.schedule.inflight[row]:
+            if self.life.of(row) is State.YIELDING and not self.life.flying(row):
                 self._give_way(row, draft)
 
     def relieve(self, short: IndexArray, draft: PlanDraft) -> None:
@@ -82,7 +82,7 @@ class Pressure:
         victim = max(self.life.rows(State.DECODING), key=self.seniority.as_victim)
         if self._way(victim, draft) is Retraction.ABORT:
             victim = self._newest()
-        if self.table.schedule.inflight[victim]:
+        if self.life.flying(victim):
             self.life.move(victim, Event.YIELD)
         else:
             self._give_way(victim, draft)
@@ -146,7 +146,7 @@ class Pressure:
         newest = self._newest()
         if newest != row and self.life.of(row) is State.YIELDING:
             self.life.move(row, Event.STAY)
-        if not self.table.schedule.inflight[newest]:
+        if not self.life.flying(newest):
             self._abort(newest, draft)
         elif self.life.of(newest) is not State.YIELDING:
             self.life.move(newest, Event.YIELD)

@@ -178,8 +178,7 @@ class Sender:
         del draft
         if not self.life.count(State.PREFILL_DONE):
             return NO_STREAMS
-        inflight = self.table.schedule.inflight
-        rows = [row for row in self.life.rows(State.PREFILL_DONE) if not inflight[row]]
+        rows = [row for row in self.life.rows(State.PREFILL_DONE) if not self.life.flying(row)]
         return Streams(decode=tuple(self._hand_off(row) for row in rows)) if rows else NO_STREAMS
 
     def transferred(self, event: TransferDone) -> bool:

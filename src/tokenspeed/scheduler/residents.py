@@ -31,7 +31,7 @@ class GroupTables:
     Attributes:
         blocks: int32 ``[slots, blocks]``; entries ``first[slot] .. held[slot] - 1`` of a line are in use.
         first: int32 ``[slots]``; above 0 where a window has moved on.
-        held: int32 ``[slots]``.
+        held: int64 ``[slots]``; it indexes ``blocks``.
         cover: int32 ``[slots]``, what `held` will be when the prompt is computed.
         owed: int32 ``[slots]``, promised blocks not taken yet.
         touched: (slots, indices, blocks) of changed entries since the last plan with a batch.
@@ -40,10 +40,10 @@ class GroupTables:
 
     blocks: Int32Array
     first: Int32Array
-    held: Int32Array
+    held: IndexArray
     cover: Int32Array
     owed: Int32Array
-    touched: list[tuple[IndexArray, Int32Array, Int32Array]] = attrs.field(factory=list)
+    touched: list[tuple[IndexArray, IndexArray, Int32Array]] = attrs.field(factory=list)
     granted: list[Int32Array] = attrs.field(factory=list)
 
 
@@ -361,7 +361,7 @@ class Residents:
         tables.touched.append(
             (
                 np.full(last - first, slot, dtype=np.int64),
-                np.arange(first, last, dtype=np.int32),
+                np.arange(first, last, dtype=np.int64),
                 tables.blocks[slot, first:last].copy(),
             )
         )
@@ -387,7 +387,8 @@ def resident_state(config: SchedulerConfig, groups: tuple[Group, ...]) -> Reside
     def tables(group: Group) -> GroupTables:
         width = group.blocks_for(config.max_model_len)
         blocks: Int32Array = np.zeros((slots, width), dtype=np.int32)
-        return GroupTables(blocks=blocks, first=column(), held=column(), cover=column(), owed=column())
+        held: IndexArray = np.zeros(slots, dtype=np.int64)
+        return GroupTables(blocks=blocks, first=column(), held=held, cover=column(), owed=column())
 
     by_group = tuple(tables(group) for group in groups)
     return ResidentState(

@@ -215,7 +215,6 @@ class PagedScheduler:
         rows, slots, ends = batch.rows, batch.slots, batch.starts + batch.counts
         by_one = batch.num_tokens == len(rows)
         schedule.landed[rows] = ends
-        schedule.inflight[rows] -= 1
         # Findable from now on: the KV is there. Ends come after, so that a finished request leaves its blocks.
         some_ended = bool(event.finished) or self.life.count(State.FINISHING) > 0
         for relink in self.cache.publish(Landed(rows, slots, ends, self.residents.tables, by_one, some_ended)):

@@ -198,6 +198,14 @@ class Life:
     def holds(self, row: int) -> bool:
         return 0 <= row < self.table.capacity and self.table.schedule.state[row] != State.FREE
 
+    def flying(self, row: int) -> bool:
+        """Whether a forward with the row has not landed: computed tokens are behind the scheduled ones.
+
+        (In a transfer they are, too, but no forward runs.)
+        """
+        schedule = self.table.schedule
+        return bool(schedule.landed[row] < schedule.scheduled[row]) and Owned.TRANSFER not in OWNS[self.of(row)]
+
     def rows(self, state: State) -> tuple[int, ...]:
         """In the order they entered `state`."""
         return tuple(self.state.members[state])
