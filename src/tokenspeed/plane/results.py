@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import attrs
 
@@ -202,9 +202,11 @@ class Sizes:
         return self.waiting + self.prefilling + self.decoding + self.suspended + self.finishing
 
 
-@attrs.frozen(kw_only=True)
-class BlockStored:
-    """Blocks that became findable: chained hashes of consecutive blocks, and their tokens."""
+class BlockStored(NamedTuple):
+    """Blocks that became findable: chained hashes of consecutive blocks, and their tokens.
+
+    A tuple, since a round of a large batch makes one for every block that a request has filled.
+    """
 
     hashes: tuple[bytes, ...]
     parent: bytes | None

@@ -106,9 +106,7 @@ class NetKvLog:
         if removing:
             return BlockRemoved(hashes=tuple(names), group=self.group)
         ids = self.block.unpack(tokens[0]) if len(tokens) == 1 else _ids(b"".join(tokens))
-        return BlockStored(
-            hashes=tuple(names), parent=parent, token_ids=ids, block_tokens=self.block_tokens, group=self.group
-        )
+        return BlockStored(tuple(names), parent, ids, self.block_tokens, self.group)
 
 
 def _ids(tokens: bytes) -> tuple[int, ...]:
