@@ -198,6 +198,9 @@ def test_a_failed_transfer_ends_its_request_with_an_error_in_the_next_plan(role:
         side.round()
     side.done("r0", ok=False)
     assert rig.scheduler.active_lcm_blocks() == 0
+    if role is Role.DECODE:
+        # What did not arrive whole is not there to be found.
+        assert rig.scheduler.snapshot().index == {}
     if frozen:
         rig.permit(forward=False)
     plan = side.round()
