@@ -195,7 +195,7 @@ def _audit_table(
     """The tokens scheduled (of a window: those still seen), and at most what is reserved to run ahead."""
     first, end = snapshot.first[row], snapshot.first[row] + len(snapshot.tables[row])
     least = group.blocks_for(scheduled)
-    most = group.blocks_for(min(scheduled + config.ahead_tokens, limit))
+    most = group.blocks_for(min(scheduled + config.ahead_tokens + config.early_tokens, limit))
     if not least <= end <= most:
         raise InvariantBroken("a table covers exactly the scheduled tokens", row=row, least=least, most=most, end=end)
     if group.kind is Kind.WINDOW and first > group.first_seen(landed):

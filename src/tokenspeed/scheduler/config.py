@@ -130,6 +130,11 @@ class SchedulerConfig:
             return 0
         return (1 + self.overlap_schedule_depth) * self.speculation_width - 1
 
+    @property
+    def early_tokens(self) -> int:
+        """A decode may take its next block this many rounds, less one, before it needs it."""
+        return max(1, self.page_tokens // 4)
+
     def blocks_for(self, tokens: int) -> int:
         """Pages that hold `tokens` tokens."""
         return -(-tokens // self.page_tokens)

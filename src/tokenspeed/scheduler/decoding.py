@@ -55,6 +55,11 @@ class Decoding:
     pressure: Pressure
     states: KeptStates
     lanes: Lanes = attrs.field(factory=Lanes)
+    early: int = attrs.field(init=False)
+
+    @early.default
+    def _early(self) -> int:
+        return self.config.early_tokens
 
     def plan(self, draft: PlanDraft) -> None:
         """Plan a token of every decoding row that has blocks for it."""
@@ -74,29 +79,40 @@ class Decoding:
             self._retire_exhausted(lanes.rows[lanes.starts >= lanes.limit])
 
     def _extend(self) -> bool:
-        """Blocks for the rows at their wall; False if there are not enough."""
+        """Blocks for the rows at their wall, and for those that will be there soon; False if there are not enough.
+
+        Taking a block a little early lets most rounds pass without taking any.
+        """
         lanes = self.lanes
         left = lanes.wall - lanes.starts
         short = (left <= 0).nonzero()[0]
         if len(short):
-            slots = lanes.slots[short]
-            lacking = [self._lack(group, short, slots) for group in self.groups]
-            if not self.pool.fits([len(part) for part in lacking]):
+            soon = (left < self.early).nonzero()[0]
+            if not self._extend_rows(soon, left, self.early) and not self._extend_rows(short, left, 1):
                 return False
-            self.residents.extend_each(lacking)
-            lanes.wall[short] = walls = self._walls(slots, lanes.limit[short])
-            left[short] = walls - lanes.starts[short]
         lanes.free = int(left.min())
         return True
 
-    def _lack(self, group: Group, short: IndexArray, slots: IndexArray) -> IndexArray:
-        """Those of `slots` whose next forward lacks a block of `group`."""
+    def _extend_rows(self, short: IndexArray, left: Int32Array, rounds: int) -> bool:
+        """A block for each of these lanes that lacks one within so many rounds, or for none; updates `left`."""
+        lanes = self.lanes
+        slots = lanes.slots[short]
+        lacking = [self._lack(group, short, slots, rounds) for group in self.groups]
+        if not self.pool.fits([len(part) for part in lacking]):
+            return False
+        self.residents.extend_each(lacking)
+        lanes.wall[short] = walls = self._walls(slots, lanes.limit[short])
+        left[short] = walls - lanes.starts[short]
+        return True
+
+    def _lack(self, group: Group, short: IndexArray, slots: IndexArray, rounds: int) -> IndexArray:
+        """Those of `slots` whose next `rounds` forwards lack a block of `group`."""
         if len(self.groups) == 1:
             return slots
         if not group.by_position:
             return EMPTY_INDEX
         lanes = self.lanes
-        tokens = np.minimum(lanes.starts[short] + (1 + self.config.ahead_tokens), lanes.limit[short])
+        tokens = np.minimum(lanes.starts[short] + (rounds + self.config.ahead_tokens), lanes.limit[short])
         held = self.residents.state.groups[group.number].held[slots]
         return slots[tokens > held * group.block_tokens]
 
