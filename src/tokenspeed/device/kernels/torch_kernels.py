@@ -10,6 +10,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return functional.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
+def gemma_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return functional.rms_norm(x, (x.shape[-1],), 1.0 + weight, eps)
+
+
 def rotary(x: torch.Tensor, turns: torch.Tensor) -> None:
     torch.view_as_complex(x.view(*x.shape[:-1], -1, 2)).mul_(turns)
 
