@@ -31,7 +31,7 @@ from tokenspeed.device.build import DeviceBuild, build_device_side
 from tokenspeed.device.control_guard import control_plane_guard
 from tokenspeed.device.data_plane import open_data_plane
 from tokenspeed.device.gc_hooks import AutomaticCollection, GcHooks
-from tokenspeed.device.guards import EnterServing
+from tokenspeed.device.guards import EnterServing, SyncDebug, sync_debug
 from tokenspeed.device.jit_monitor import JitMonitor
 from tokenspeed.device.parts import DeviceParts, ModelFactory, SamplerFactory
 from tokenspeed.device.survey import survey
@@ -115,10 +115,12 @@ def rank_engine(
     refuse(settings)
     chosen = check_parts(parts)
     watch = progress or NoProgress()
+    device_type = DEVICE_TYPES[settings.device.backend]
     jit = JitMonitor()  # ahead of everything that could compile (DP-73)
+    sync = sync_debug(device_type=device_type)
     with ExitStack() as lifetime:
         files = resolved or resolve_model(settings.model, watch)
-        device_parts = _device_parts(chosen.device, own_process=own_process)
+        device_parts = _device_parts(chosen.device, sync=sync, own_process=own_process)
         root = EngineContainer(
             settings=settings, checkpoint=open_checkpoint(files), device_parts=device_parts, progress=watch
         )
@@ -126,7 +128,7 @@ def rank_engine(
         wakeup = cast("Wakeup", chosen.control.get("wakeup") or ThreadWakeup())
         with ExitStack() as unowned:
             unowned.callback(build.handle.close)
-            plane = open_data_plane(build.handle, wakeup)
+            plane = open_data_plane(build.handle, wakeup, sync=sync)
             unowned.pop_all()  # closed by the data plane from here on
         lifetime.callback(plane.close)
         lifetime.callback(plane.shutdown_cache)
@@ -150,8 +152,8 @@ def rank_engine(
             specs=specs,
             info=info,
             loop=box.loop(),
-            serving=EnterServing(jit=jit),
-            device_type=DEVICE_TYPES[settings.device.backend],
+            serving=EnterServing(sync_debug=sync, jit=jit),
+            device_type=device_type,
         )
 
 
@@ -169,7 +171,7 @@ def kv_event_sink(events: KvEventSettings, *, rank: int) -> KvEventPublisher:
     )
 
 
-def _device_parts(given_parts: Mapping[str, object], *, own_process: bool) -> DeviceParts:
+def _device_parts(given_parts: Mapping[str, object], *, sync: SyncDebug, own_process: bool) -> DeviceParts:
     """Raises: SettingsError: a part does not fit its protocol."""
     protocols: dict[str, type] = {"model": ModelFactory, "sampler": SamplerFactory}
     for name, value in given_parts.items():
@@ -179,6 +181,7 @@ def _device_parts(given_parts: Mapping[str, object], *, own_process: bool) -> De
         model=cast("ModelFactory | None", given_parts.get("model")),
         sampler=cast("SamplerFactory | None", given_parts.get("sampler")),
         rounds=GcHooks() if own_process else AutomaticCollection(),
+        watch=sync.watching,
     )
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from types import MappingProxyType
+from typing import Protocol
 
 import attrs
 
@@ -18,11 +19,13 @@ from tokenspeed.checkpoint.progress import NoProgress, Progress
 from tokenspeed.device.attention_build import AttentionBuild, HostCacheFacts, attention_build
 from tokenspeed.device.backends.base import Backend
 from tokenspeed.device.backends.cpu import open_cpu_backend
+from tokenspeed.device.backends.host_stream import JobWatch
 from tokenspeed.device.backends.simulated_parts import simulated_parts, simulated_settings
 from tokenspeed.device.executors.futures.executor import futures_executor
 from tokenspeed.device.executors.futures.model_input import powers_of_two
 from tokenspeed.device.executors.streams import stream_executor
 from tokenspeed.device.handle import Executor, HostTier, NoHostTier, StreamDeviceHandle
+from tokenspeed.device.host_sync import allowed_wait
 from tokenspeed.device.kv.host_build import HostPlan, counters_for, host_cache
 from tokenspeed.device.machine import Machine, read_machine
 from tokenspeed.device.memory import (
@@ -49,8 +52,13 @@ from tokenspeed.settings.model import Executor as ExecutorKind
 
 log = logging.getLogger(__name__)
 
-OPENERS: Mapping[BackendKind, Callable[[int], Backend]] = MappingProxyType({BackendKind.CPU: open_cpu_backend})
-"""The one place where a backend's name becomes a backend; the argument is the number of compute threads."""
+
+class OpenBackend(Protocol):
+    def __call__(self, threads: int, watch: JobWatch = ...) -> Backend: ...
+
+
+OPENERS: Mapping[BackendKind, OpenBackend] = MappingProxyType({BackendKind.CPU: open_cpu_backend})
+"""The one place where a backend's name becomes a backend, with the number of compute threads and the jobs' watch."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -103,7 +111,7 @@ def build_device_side(
     machine = given.machine or read_machine()
     model: ModelFactory = given.model or model_factory(settings.device, checkpoint.config)
     with ExitStack() as opened:
-        backend = open_backend(settings.device, machine, given.backend)
+        backend = open_backend(settings.device, machine, given.backend, given.watch)
         opened.callback(backend.close)
         attention, memory, host = _load(settings, checkpoint, model, backend, machine, watch)
         specs = specs_of(settings, checkpoint, memory, host)
@@ -134,12 +142,18 @@ def build_device_side(
     )
 
 
-def open_backend(device: DeviceSettings, machine: Machine, given: Callable[[int], Backend] | None = None) -> Backend:
+def open_backend(
+    device: DeviceSettings,
+    machine: Machine,
+    given: Callable[[int], Backend] | None = None,
+    watch: JobWatch = nullcontext,
+) -> Backend:
     """The backend that was given or that the settings name, with the threads they or the machine allow.
 
     Raises: NotSupported: this build has no such backend.
     """
-    opener = given or OPENERS.get(device.backend)
+    known_opener = OPENERS.get(device.backend)
+    opener = given or (partial(known_opener, watch=watch) if known_opener else None)
     if opener is None:
         known = ", ".join(kind.value for kind in (*OPENERS, BackendKind.SIMULATED))
         raise NotSupported(f"device.backend: this build has no {device.backend.value!r} backend; it has: {known}")
@@ -195,7 +209,7 @@ def _executor(
     if device.executor is ExecutorKind.FUTURES:
         # A device that compiles a program for each shape gets few shapes; the CPU takes any.
         buckets = powers_of_two(specs.max_num_seqs) if device.backend is BackendKind.SIMULATED else ()
-        make = partial(futures_executor, asynchronous=device.async_scheduling, buckets=buckets)
+        make = partial(futures_executor, asynchronous=device.async_scheduling, buckets=buckets, host_sync=allowed_wait)
     return make(
         backend=backend,
         step=attention.step,

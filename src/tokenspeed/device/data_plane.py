@@ -35,6 +35,7 @@ from typing import TypeAlias
 import attrs
 
 from tokenspeed.device.capture import CaptureCheck, capture_check
+from tokenspeed.device.guards import UNWATCHED, SyncDebug, sync_debug
 from tokenspeed.device.handle import CacheOps, cache_ops_from_plan
 from tokenspeed.errors import DeviceLost, InvariantBroken
 from tokenspeed.plane.plan import Dispatch, ExecutionPlan
@@ -109,6 +110,7 @@ class Close:
     """The last entry of the queue."""
 
 
+PerRound: TypeAlias = Execute | Release | NoteForwarded | IdleForward
 AwaitedOperation: TypeAlias = IdleForward | FlushCache | StartProfile | StopProfile | ShutdownCache
 Operation: TypeAlias = Execute | Release | NoteForwarded | AwaitedOperation
 
@@ -146,6 +148,7 @@ class HostDataPlane:
     handle: DeviceHandle
     wakeup: Wakeup
     check: CaptureCheck
+    sync: SyncDebug = attrs.field(factory=sync_debug)
     adapt: Callable[[ExecutionPlan], CacheOps] = cache_ops_from_plan
     operations: queue.SimpleQueue[Operation | Close] = attrs.field(factory=queue.SimpleQueue)
     state: PlaneState = attrs.field(factory=PlaneState)
@@ -278,7 +281,9 @@ class HostDataPlane:
         state.running = type(operation).__name__
         try:
             if state.failure is None:
-                self._perform(operation)
+                # Awaited operations are not of a round, but for the idle forward; they may wait.
+                with self.sync.watching() if isinstance(operation, PerRound) else UNWATCHED:
+                    self._perform(operation)
         except BaseException as error:
             # Kept, not swallowed: see the module's text on errors.
             self._keep(error)
@@ -316,14 +321,19 @@ class HostDataPlane:
         self.wakeup.set()  # an idle control thread comes to its next commit, and to the error
 
 
-def open_data_plane(handle: DeviceHandle, wakeup: Wakeup, check: CaptureCheck | None = None) -> HostDataPlane:
+def open_data_plane(
+    handle: DeviceHandle, wakeup: Wakeup, check: CaptureCheck | None = None, *, sync: SyncDebug | None = None
+) -> HostDataPlane:
     """Start ``ts-forward`` over `handle`, which belongs to the data plane from here on.
 
     Args:
         wakeup: set when a forward lands and when an operation failed.
         check: None: as the environment says.
+        sync: watches per-round operations; whoever gives it arms it.
     """
-    plane = HostDataPlane(handle=handle, wakeup=wakeup, check=check or capture_check(os.environ))
+    plane = HostDataPlane(
+        handle=handle, wakeup=wakeup, check=check or capture_check(os.environ), sync=sync or sync_debug()
+    )
     # A daemon, so that a process that dies without closing is not kept alive by its device.
     plane.state.thread = threading.Thread(target=plane._serve, name=THREAD_NAME, daemon=True)
     plane.state.thread.start()

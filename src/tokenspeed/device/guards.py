@@ -2,50 +2,85 @@
 
 from __future__ import annotations
 
-import enum
-from typing import Protocol
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol, TypeAlias
 
 import attrs
+import torch
 
 from tokenspeed.device.gc_hooks import Collector, InterpreterCollector, freeze_startup_heap
 from tokenspeed.device.jit_monitor import JitMonitor
-from tokenspeed.errors import InvariantBroken
+from tokenspeed.device.sync_trap import SWITCH, SyncDebugMode, SyncTrap
+from tokenspeed.errors import InvariantBroken, SettingsError
 
-
-class SyncDebugMode(enum.Enum):
-    """What happens when the forward thread waits for the device in per-round work."""
-
-    WARN = "warn"
-    ERROR = "error"
+Watched: TypeAlias = AbstractContextManager[object]
 
 
 class SyncDebug(Protocol):
-    """Reports waits of the forward thread for the device, once armed."""
+    """Reports waits of per-round work for the device, once armed; it cannot be disarmed."""
 
     def arm(self) -> None: ...
+
+    def watching(self) -> Watched:
+        """To be entered around per-round work: each operation of ``ts-forward`` and job of the exec stream."""
+        ...
 
 
 @attrs.define(eq=False)
 class Armed:
-    """Writer: HostSyncDebug."""
+    """Writer: HostSyncDebug. Read by the watched threads; goes from False to True once."""
 
     armed: bool = False
 
 
+UNWATCHED: Watched = nullcontext()
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class HostSyncDebug:
-    """Sync debugging of the CPU backend: knows its mode and whether it was armed.
+    """Sync debugging of the CPU: until it is armed nothing is watched, so that start-up may wait (DP-60)."""
 
-    It detects nothing yet. A wait on the forward thread has no effect of its own on this backend,
-    whose forward thread holds numpy arrays only; the trap that reports one comes with the guard of
-    the control thread. Arming is here now so that its place in the start-up order is.
-    """
-
-    mode: SyncDebugMode = SyncDebugMode.WARN
+    trap: SyncTrap
     state: Armed = attrs.field(factory=Armed)
 
     def arm(self) -> None:
         self.state.armed = True
+
+    def watching(self) -> Watched:
+        return self.trap if self.state.armed else UNWATCHED
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class CudaSyncDebug:
+    """Sync debugging of CUDA: torch's own mode, which the driver's entry points ask, for the whole process.
+
+    Waiting for an event and copying without blocking pass it (DP-63).
+    """
+
+    mode: SyncDebugMode
+    set_mode: Callable[[str], None] = torch.cuda.set_sync_debug_mode
+
+    def arm(self) -> None:
+        self.set_mode(self.mode.value)
+
+    def watching(self) -> Watched:
+        return UNWATCHED
+
+
+def sync_debug(environ: Mapping[str, str] | None = None, *, device_type: str = "cpu") -> SyncDebug:
+    """What the environment asks for; None: this process's. Without a word: ``warn`` (DP-61).
+
+    Raises: SettingsError: the variable has another value; sync debugging cannot be left off (DP-59).
+    """
+    asked = (os.environ if environ is None else environ).get(SWITCH) or SyncDebugMode.WARN.value
+    known = {mode.value: mode for mode in SyncDebugMode}
+    if asked not in known:
+        raise SettingsError(f"{SWITCH}: {asked!r} is not one of {', '.join(known)}; it cannot be switched off")
+    if device_type == "cuda":
+        return CudaSyncDebug(mode=known[asked])
+    return HostSyncDebug(trap=SyncTrap(known[asked]))
 
 
 @attrs.define(eq=False)
@@ -62,7 +97,7 @@ class EnterServing:
     Only a process of the launcher may do it: it changes the garbage collection of the process.
     """
 
-    sync_debug: SyncDebug = attrs.field(factory=HostSyncDebug)
+    sync_debug: SyncDebug
     jit: JitMonitor
     collector: Collector = attrs.field(factory=InterpreterCollector)
     state: Entered = attrs.field(factory=Entered)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Protocol
 
 import attrs
@@ -11,6 +12,7 @@ from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.checkpoint.progress import Progress
 from tokenspeed.device.backends.base import Backend
+from tokenspeed.device.backends.host_stream import JobWatch
 from tokenspeed.device.executors.ports import BlockPool, Logprobs
 from tokenspeed.device.gc_hooks import AutomaticCollection, RoundCounter
 from tokenspeed.device.kv.host_cache import CopyCost
@@ -81,6 +83,7 @@ class DeviceParts:
         logprobs: reads the log-probabilities from the model's logits.
         rounds: is told of forwarded rounds; a rank process of the launcher passes `GcHooks`.
         machine: limits to size by; None: those of this process.
+        watch: what jobs of the exec stream run inside of, with the backends of `build.OPENERS`.
         copy_cost: for these cache groups, what host-tier copies cost beside the time they take.
     """
 
@@ -90,4 +93,5 @@ class DeviceParts:
     logprobs: Logprobs | None = None
     rounds: RoundCounter = attrs.field(factory=AutomaticCollection)
     machine: Machine | None = None
+    watch: JobWatch = nullcontext
     copy_cost: Callable[[tuple[CacheGroupSpec, ...]], CopyCost] | None = None

@@ -13,6 +13,7 @@ import torch
 from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.checkpoint.progress import Progress
+from tokenspeed.device.host_sync import device_code
 from tokenspeed.device.kv.layout import CacheGroup
 from tokenspeed.device.sampling.base import SampledTokens
 from tokenspeed.device.step import LayersReady, RaggedRows
@@ -62,6 +63,7 @@ class ToyStep:
     nan_after: frozenset[int] = frozenset()
     num_layers: int = 1
 
+    @device_code
     def run(
         self, rows: RaggedRows, *, layers: range, ready: LayersReady, hidden: torch.Tensor | None = None
     ) -> torch.Tensor:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tokenspeed.device.host_sync import device_code
 from tokenspeed.device.step import RaggedRows
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -92,6 +93,7 @@ class AttentionBatch:
     fresh: tuple[FreshRow, ...]
 
 
+@device_code
 def attention_batch(batch: RaggedRows, kv: KvGeometry, tables: torch.Tensor) -> AttentionBatch:
     """Plan the attention of `batch`; reads its metadata on the host, so the tensors are CPU tensors.
 

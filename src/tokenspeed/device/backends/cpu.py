@@ -6,15 +6,18 @@ process halves a barrier-bound step. The write and load streams copy.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import attrs
 import numpy as np
 import torch
 
 from tokenspeed.device.backends.base import HostArray
-from tokenspeed.device.backends.host_stream import HostEvent, HostStream, JobScope, open_host_stream
+from tokenspeed.device.backends.host_stream import HostEvent, HostStream, JobScope, JobWatch, open_host_stream
+from tokenspeed.device.host_sync import device_code, host_to_device
 from tokenspeed.errors import InvariantBroken
+
+HOST = torch.device("cpu")
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -58,8 +61,9 @@ class CpuBackend:
 
     def to_device(self, array: HostArray) -> torch.Tensor:
         self.scope.current()
-        return torch.from_numpy(array)
+        return host_to_device(array, HOST)
 
+    @device_code
     def to_host(self, tensor: torch.Tensor) -> LandedArray:
         values: HostArray = np.array(tensor.detach().numpy())
         return LandedArray(values=values, event=self.scope.current())
@@ -73,8 +77,12 @@ class CpuBackend:
                 closing.callback(stream.close)
 
 
-def open_cpu_backend(threads: int) -> CpuBackend:
+def open_cpu_backend(threads: int, watch: JobWatch = nullcontext) -> CpuBackend:
     """Start the streams; the exec stream computes with `threads` threads.
+
+    Args:
+        watch: what jobs of the exec stream run inside of. The other two are not watched: they are
+            themselves the copies between device and host.
 
     torch keeps the number for threads of the process that have not computed yet, too.
     """
@@ -82,7 +90,7 @@ def open_cpu_backend(threads: int) -> CpuBackend:
     with ExitStack() as opened:
         streams = []
         for name in ("exec", "write", "load"):
-            stream = open_host_stream(name, scope)
+            stream = open_host_stream(name, scope, watch=watch if name == "exec" else nullcontext)
             opened.callback(stream.close)
             streams.append(stream)
         streams[0].submit(lambda: torch.set_num_threads(threads), "threads").wait()

@@ -5,16 +5,23 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
 import attrs
 
 from tokenspeed.device.backends.base import DeviceEvent, Job
+from tokenspeed.device.sync_trap import note_wait
 from tokenspeed.errors import DeviceLost, InvariantBroken
 from tokenspeed.plane.ports import Wakeup
 
 QUEUE_CAPACITY = 256
 """Entries a stream holds before `submit` blocks; a round submits about four."""
+
+
+JobWatch: TypeAlias = Callable[[], AbstractContextManager[object]]
+"""What each job of a stream runs inside of."""
 
 
 @attrs.define(eq=False)
@@ -38,7 +45,9 @@ class HostEvent:
         return self.done.is_set()
 
     def wait(self) -> None:
-        self.done.wait()
+        if not self.done.is_set():
+            note_wait("an event")
+            self.done.wait()
         if self.state.error is not None:
             raise self.state.error
 
@@ -158,24 +167,28 @@ class HostStream:
         self.entries.put(entry)
 
 
-def open_host_stream(name: str, scope: JobScope, capacity: int = QUEUE_CAPACITY) -> HostStream:
+def open_host_stream(
+    name: str, scope: JobScope, capacity: int = QUEUE_CAPACITY, watch: JobWatch = nullcontext
+) -> HostStream:
     """Start the thread of a stream; the caller closes it."""
     entries: queue.Queue[Entry] = queue.Queue(capacity)
     gate, state = threading.Event(), StreamState()
     gate.set()
     # A daemon, so that a process that dies without closing is not kept alive by its device.
-    thread = threading.Thread(target=_work, args=(entries, gate, scope, state), name=f"ts-{name}", daemon=True)
+    thread = threading.Thread(target=_work, args=(entries, gate, scope, state, watch), name=f"ts-{name}", daemon=True)
     thread.start()
     return HostStream(name=name, scope=scope, thread=thread, entries=entries, gate=gate, state=state)
 
 
-def _work(entries: queue.Queue[Entry], gate: threading.Event, scope: JobScope, state: StreamState) -> None:
+def _work(
+    entries: queue.Queue[Entry], gate: threading.Event, scope: JobScope, state: StreamState, watch: JobWatch
+) -> None:
     while True:
         entry = entries.get()
         gate.wait()
         match entry:
             case Submitted():
-                _perform(entry, scope, state)
+                _perform(entry, scope, state, watch)
             case Awaited(event=event):
                 try:
                     event.wait()
@@ -186,13 +199,14 @@ def _work(entries: queue.Queue[Entry], gate: threading.Event, scope: JobScope, s
         del entry  # an idle stream must not keep the tensors of its last job alive
 
 
-def _perform(entry: Submitted, scope: JobScope, state: StreamState) -> None:
+def _perform(entry: Submitted, scope: JobScope, state: StreamState, watch: JobWatch) -> None:
     busy_s = 0.0
     if state.failure is None:
         state.running, scope.event = entry.label, entry.event
         begun = time.perf_counter()
         try:
-            entry.job()
+            with watch():
+                entry.job()
         except BaseException as error:
             # Kept, not swallowed: every later event of this stream raises it at its waiter.
             state.failure = error

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tokenspeed.device.backends.base import DeviceEvent, HostArray, Job
-from tokenspeed.device.backends.cpu import HostBuffer, LandedArray
+from tokenspeed.device.backends.cpu import HOST, HostBuffer, LandedArray
 from tokenspeed.device.backends.host_stream import JobScope
 from tokenspeed.device.backends.simulated_time import (
     DeviceTimer,
@@ -26,6 +26,7 @@ from tokenspeed.device.backends.simulated_time import (
     Timeline,
     open_timer,
 )
+from tokenspeed.device.host_sync import device_code, host_to_device
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.ports import Clock
 
@@ -120,8 +121,9 @@ class SimulatedBackend:
 
     def to_device(self, array: HostArray) -> torch.Tensor:
         self.scope.current()
-        return torch.from_numpy(array)
+        return host_to_device(array, HOST)
 
+    @device_code
     def to_host(self, tensor: torch.Tensor) -> LandedArray:
         values: HostArray = np.array(tensor.detach().numpy())
         return LandedArray(values=values, event=self.scope.current())

@@ -16,6 +16,7 @@ from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.checkpoint.progress import Progress
 from tokenspeed.device.backends.simulated import Work
 from tokenspeed.device.backends.simulated_roofline import KV_BYTES, StepTime
+from tokenspeed.device.host_sync import device_code
 from tokenspeed.device.kv.layout import CacheGroup, attention_group
 from tokenspeed.device.sampling.base import SampledTokens
 from tokenspeed.device.step import LayersReady, RaggedRows
@@ -77,6 +78,7 @@ class SimulatedStep:
     inverse: Int64Array
     num_layers: int = 1
 
+    @device_code
     def run(
         self, rows: RaggedRows, *, layers: range, ready: LayersReady, hidden: torch.Tensor | None = None
     ) -> torch.Tensor:

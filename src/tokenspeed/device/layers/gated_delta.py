@@ -19,6 +19,8 @@ import attrs
 import torch
 from torch.nn import functional
 
+from tokenspeed.device.host_sync import device_code
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class DeltaInputs:
@@ -47,6 +49,7 @@ def decay_of(rate: torch.Tensor, log_scale: torch.Tensor, bias: torch.Tensor) ->
     return torch.exp(-torch.exp(log_scale) * functional.softplus(rate + bias))
 
 
+@device_code
 def advance(states: torch.Tensor, inputs: DeltaInputs, offsets: Sequence[int]) -> torch.Tensor:
     """Run the rule over each row's tokens in order.
 

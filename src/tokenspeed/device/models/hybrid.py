@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from tokenspeed.device.attention.batch import AttentionBatch, KvGeometry, attention_batch
 from tokenspeed.device.attention.paged import attend
+from tokenspeed.device.host_sync import device_code
 from tokenspeed.device.kernels.linear import Linear
 from tokenspeed.device.kernels.registry import Kernels
 from tokenspeed.device.kv.pool import KvPool
@@ -156,7 +157,7 @@ class HybridStep:
             attention=attention,
             turns=rope_turns(self.frequencies, rows.positions, 1.0),
             blocks=state[:, 0].long(),
-            offsets=tuple(rows.offsets.tolist()),
+            offsets=_on_host(rows.offsets),
         )
 
     def _layer(self, layer: HybridLayer, hidden: torch.Tensor, batch: _Batch) -> torch.Tensor:
@@ -197,3 +198,8 @@ class HybridStep:
         kept.index_copy_(0, batch.blocks, states)
         gated = self.kernels.rms_norm(mixed, mixer.norm, self.rms_eps) * functional.silu(gate)
         return mixer.out(gated.reshape(tokens, heads * value_dim))
+
+
+@device_code
+def _on_host(offsets: torch.Tensor) -> tuple[int, ...]:
+    return tuple(offsets.tolist())

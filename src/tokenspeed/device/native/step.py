@@ -7,6 +7,7 @@ import ctypes
 import attrs
 import torch
 
+from tokenspeed.device.host_sync import device_code
 from tokenspeed.device.kv.grouped import GroupedPool
 from tokenspeed.device.kv.pool import KvPool
 from tokenspeed.device.native.library import NativeLibrary
@@ -57,6 +58,7 @@ class NativeStep:
     def num_layers(self) -> int:
         return self.weights.config.num_layers
 
+    @device_code
     def run(
         self, rows: RaggedRows, *, layers: range, ready: LayersReady, hidden: torch.Tensor | None = None
     ) -> torch.Tensor:

@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 import torch
 
+from tokenspeed.device.host_sync import device_code
 from tokenspeed.device.sampling.adjust import adjust
 from tokenspeed.device.sampling.base import SampledTokens
 from tokenspeed.device.sampling.draw import Float32Array, draw
@@ -41,6 +42,7 @@ class BatchSampler:
     def release(self, slot: int) -> None:
         self.columns.release(slot)
 
+    @device_code
     def sample(self, logits: torch.Tensor, *, slots: Int64Array, positions: Int64Array) -> SampledTokens:
         """`logits` is a CPU tensor."""
         columns = self.columns

@@ -11,6 +11,7 @@ from tokenspeed.device.executors.landing import LogprobCopies, Outputs
 from tokenspeed.device.executors.ports import Logprobs
 from tokenspeed.device.executors.prepare import Prepared, PromptRows
 from tokenspeed.device.executors.streams import LOGPROB_ROWS
+from tokenspeed.device.host_sync import allow_host_sync
 from tokenspeed.device.sampling.base import Sampler
 from tokenspeed.device.step import ForwardStep, LayersReady, RaggedRows
 from tokenspeed.errors import InvariantBroken
@@ -66,7 +67,8 @@ class DeviceStep:
             label="forward",
         )
         if blocking:
-            forward.wait("model output")
+            with allow_host_sync():
+                forward.wait("model output")
         return Executed(inputs=inputs, forward=forward, logits=logits)
 
     def sample(self, executed: Executed, outputs: Outputs) -> DeviceFuture:

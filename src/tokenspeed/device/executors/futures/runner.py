@@ -26,6 +26,7 @@ from tokenspeed.device.executors.futures.model_input import InputBuilder, InputI
 from tokenspeed.device.executors.futures.output import AsyncModelRunnerOutput
 from tokenspeed.device.executors.futures.runtime import DeviceFuture
 from tokenspeed.device.executors.landing import Outputs, StreamLanding
+from tokenspeed.device.host_sync import allow_host_sync
 from tokenspeed.device.step import LayersReady
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.results import ForwardResult
@@ -122,8 +123,9 @@ class ModelRunner:
         if self.asynchronous:
             self.buffer.store(future, executed.inputs.req_ids, wrapped)
         else:
-            wrapped.get_output()
-            wrapped.done.wait()
+            with allow_host_sync():  # what switching asynchronous scheduling off means
+                wrapped.get_output()
+                wrapped.done.wait()
         return wrapped
 
     # ---- before the batch state moves ---------------------------------------------------------
