@@ -162,7 +162,7 @@ def test_pages_of_a_hand_off_stay_until_the_transfer_has_ended_and_are_found_aft
     assert int(rig.table.schedule.cached[again.row]) == 15
 
 
-@pytest.mark.contract("SP-54")
+@pytest.mark.contract("SP-54", "PD-23")
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
 @pytest.mark.parametrize("ok", [True, False])
 def test_an_abort_in_a_transfer_returns_pages_only_when_that_has_stopped(role: Role, ok: bool) -> None:
