@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scheduler_rig import Rig, build, prompt, zeroed
+from scheduler_rig import Rig, build, config, prompt, zeroed
 
+from tokenspeed.errors import SettingsError
 from tokenspeed.plane.messages import Finish
 from tokenspeed.plane.plan import FROM_DEVICE
+from tokenspeed.scheduler.config import Role
 
 
 def rows_of(rig: Rig) -> dict[int, tuple[int, int]]:
@@ -132,6 +134,39 @@ def test_a_decode_owns_room_for_as_many_tokens_ahead_as_forwards_may_run_ahead(d
         scheduled = int(rig.table.schedule.scheduled[request.row])
         rooms.append((scheduled, len(rig.blocks(request))))
     assert rooms == [(scheduled, -(-(scheduled + depth) // 4)) for scheduled in range(6, 14)]
+
+
+@pytest.mark.contract("SP-59", "SP-60")
+@pytest.mark.parametrize(
+    ("role", "depth", "width", "ahead"),
+    [
+        (Role.PLAIN, 0, 1, 0),
+        (Role.PLAIN, 1, 1, 1),
+        (Role.PLAIN, 0, 4, 3),
+        (Role.PLAIN, 1, 4, 7),
+        (Role.DECODE, 1, 4, 7),
+        (Role.PREFILL, 1, 1, 0),
+        (Role.PREFILL, 1, 4, 0),
+    ],
+)
+def test_room_is_reserved_for_what_forwards_in_flight_may_commit(
+    role: Role, depth: int, width: int, ahead: int
+) -> None:
+    chosen = config(role=role, overlap_schedule_depth=depth, speculation_width=width, page_tokens=8, chunk_tokens=64)
+    assert chosen.ahead_tokens == ahead
+    if role is Role.PLAIN:
+        rig = build(chosen)
+        request = rig.new(prompt(6), max_new=40)
+        for _ in range(20):
+            rig.round()
+            scheduled = int(rig.table.schedule.scheduled[request.row])
+            exact, early = (-(-(scheduled + ahead + more) // 8) for more in (0, chosen.early_tokens))
+            assert exact <= len(rig.blocks(request)) <= early
+
+
+def test_a_page_too_small_for_the_reservation_is_refused() -> None:
+    with pytest.raises(SettingsError, match="page_tokens is 4, must be at least 8"):
+        config(overlap_schedule_depth=1, speculation_width=4, page_tokens=4)
 
 
 @pytest.mark.parametrize("load", [3, 9])

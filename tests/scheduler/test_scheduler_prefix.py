@@ -10,6 +10,7 @@ from scheduler_rig import Rig, build, oracle, prompt
 
 from tokenspeed.plane.messages import Finish
 from tokenspeed.plane.results import BlockStored, ForwardLanded
+from tokenspeed.plane.table import MediaItem
 from tokenspeed.scheduler.names import page_name, root_name
 
 
@@ -68,6 +69,33 @@ def test_another_salt_is_another_prefix() -> None:
     assert rig.table.schedule.cached[other.row] == 0
     # Four whole blocks, and three of the four tokens of the last one by a private copy.
     assert rig.table.schedule.cached[same.row] == 19
+
+
+def image(first: int, tokens: int, digest: bytes) -> tuple[MediaItem, ...]:
+    return (MediaItem(first=first, tokens=tokens, digest=digest),)
+
+
+def test_another_image_is_another_prefix_from_the_block_it_falls_in() -> None:
+    rig = build(chunk_tokens=64)
+    cat = image(9, 6, b"cat")  # in blocks 2 and 3 of 4 tokens
+    rig.new(prompt(24), max_new=2, media=cat)
+    rig.run()
+    found = {}
+    others = {
+        "the same": cat,
+        "another": image(9, 6, b"dog"),
+        "elsewhere": image(10, 5, b"cat"),
+        "none": (),
+        "later": image(17, 3, b"cat"),
+    }
+    for what, media in others.items():
+        request = rig.new(prompt(24), max_new=2, media=media)
+        rig.round()
+        found[what] = int(rig.table.schedule.cached[request.row])
+        rig.run()
+    # Whole blocks before the image are the same for all; prompts with an image are found by whole blocks only.
+    assert found == {"the same": 20, "another": 8, "elsewhere": 8, "none": 8, "later": 16}
+    rig.check_tokens()
 
 
 def test_names_are_chained_over_root_and_tokens() -> None:

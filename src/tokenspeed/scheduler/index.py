@@ -21,7 +21,7 @@ Entry: TypeAlias = tuple[int, bytes, bytes]
 class IndexState:
     """Writer: GroupIndex. ``latest``: by name, the entry stored last of those that extend it.
 
-    An entry with an image in it is not in ``latest``: its tokens alone do not tell what it holds.
+    Entries of a prompt with an image are not in ``latest``: tokens alone do not tell what they hold.
     """
 
     entries: dict[bytes, Entry] = attrs.field(factory=dict[bytes, Entry])
