@@ -16,7 +16,7 @@ import pytest
 import torch
 from dense_gemma import gemma_logits
 from dense_llama import dense_tensors
-from greedy_reference import differences, drive, read_prompts
+from greedy_reference import MARGIN, differences, drive, read_prompts
 
 import tokenspeed
 from tokenspeed.checkpoint.random_models import open_random_checkpoint
@@ -44,10 +44,10 @@ TINY_MARGIN = 1e-3
 """The plain computation is in float64, the model in float32: below it, either token is right."""
 
 
-def gemma_settings(*, overlap: bool, prefix: bool, chunk: int, forward: Forward) -> Settings:
+def gemma_settings(*, overlap: bool, prefix: bool, chunk: int, forward: Forward, pool: int = 12_288) -> Settings:
     return Settings(
         model=GEMMA,
-        device=DeviceSettings(kv_pool_tokens=12_288, weights=WeightsMode.EXACT, forward=forward),
+        device=DeviceSettings(kv_pool_tokens=pool, weights=WeightsMode.EXACT, forward=forward),
         scheduler=SchedulerSettings(max_num_seqs=12, max_batched_tokens=512, chunk_tokens=chunk, overlap=overlap),
         cache=CacheSettings(prefix=prefix),
     )
@@ -59,7 +59,7 @@ def gemma_settings(*, overlap: bool, prefix: bool, chunk: int, forward: Forward)
 @pytest.mark.parametrize(
     ("overlap", "prefix", "chunk", "forward", "chosen"),
     [
-        pytest.param(False, True, 64, Forward.NATIVE, range(4, 10), id="depth 0, prefix, chunks of 64"),
+        pytest.param(False, True, 128, Forward.NATIVE, range(1, 7), id="depth 0, prefix, chunks of 128, small pool"),
         pytest.param(True, True, 500, Forward.NATIVE, range(12), id="depth 1, prefix, chunks of 500"),
         pytest.param(True, False, 256, Forward.TORCH, range(3, 9, 2), id="depth 1, no prefix, chunks of 256, torch"),
     ],
@@ -67,11 +67,13 @@ def gemma_settings(*, overlap: bool, prefix: bool, chunk: int, forward: Forward)
 def test_greedy_tokens_of_gemma_equal_the_reference(
     overlap: bool, prefix: bool, chunk: int, forward: Forward, chosen: range, record_property: pytest.RecordProperty
 ) -> None:
-    settings = gemma_settings(overlap=overlap, prefix=prefix, chunk=chunk, forward=forward)
+    pool, longest = (12_288, 2_048) if overlap else (1_216, 640)
+    settings = gemma_settings(overlap=overlap, prefix=prefix, chunk=chunk, forward=forward, pool=pool)
+    settings = attrs.evolve(settings, model=attrs.evolve(settings.model, max_len_tokens=longest))
     link, wanted = RecordingLink(), [read_prompts(REFERENCE)[at] for at in chosen]
     with rank_engine(settings, connect=lambda info, wakeup: link) as engine:
         assert [group.kind for group in engine.specs.groups] == ["full", "window"]
-        counters = drive(engine, link, wanted, seed=chunk)
+        counters = drive(engine, link, wanted, seed=1)
         scheduler = engine.loop.scheduler
         assert scheduler.sizes().held == 0
         assert scheduler.available_lcm_blocks() == scheduler.num_usable_pages
@@ -83,21 +85,34 @@ def test_greedy_tokens_of_gemma_equal_the_reference(
     assert all(len(link.tokens(prompt.rid)) == len(prompt.expected) for prompt in wanted)
     assert (counters.overlapped > 0) == overlap
     assert (counters.cached_tokens >= 64) == prefix
+    assert counters.preempted > 0 or overlap  # the small pool is that of depth 0
 
 
 @pytest.mark.model
 @pytest.mark.timeout(600)
-def test_the_engine_in_the_caller_s_process_generates_the_reference_s_tokens() -> None:
+@pytest.mark.parametrize(
+    ("weights", "bearable"),
+    [
+        pytest.param(WeightsMode.EXACT, MARGIN, id="exact"),
+        pytest.param(WeightsMode.NATIVE, 0.05, id="the file's own blocks, half-precision keys and values"),
+    ],
+)
+def test_the_engine_in_the_caller_s_process_generates_the_reference_s_tokens(
+    weights: WeightsMode, bearable: float
+) -> None:
     wanted = [prompt for prompt in read_prompts(REFERENCE) if len(prompt.ids) in (17, 70, 513)]
-    settings = gemma_settings(overlap=True, prefix=True, chunk=256, forward=Forward.AUTO)
+    settings = gemma_settings(overlap=True, prefix=True, chunk=256, forward=Forward.NATIVE)
+    settings = attrs.evolve(settings, device=attrs.evolve(settings.device, weights=weights))
     sampling = SamplingOptions(max_tokens=len(wanted[0].expected), temperature=0.0, ignore_eos=True)
     with tokenspeed.Engine(settings) as engine:
         first = engine.generate([prompt.ids for prompt in wanted], sampling)
-        second = engine.generate([wanted[-1].ids], sampling)[0]
+        again = engine.generate([wanted[-1].ids], sampling)[0]
         assert engine.tokenizer.decode(first[0].token_ids) == first[0].text
-    assert [list(done.token_ids) for done in first] == [prompt.expected for prompt in wanted]
-    assert list(second.token_ids) == wanted[-1].expected
-    assert second.choices[0].cached_tokens >= 496
+    for prompt, done in zip((*wanted, wanted[-1]), (*first, again), strict=True):
+        pairs = zip(done.token_ids, prompt.expected, prompt.margins, strict=True)
+        parted = next((margin for token, expected, margin in pairs if token != expected), 0.0)
+        assert parted < bearable, prompt.rid
+    assert again.choices[0].cached_tokens >= 496
 
 
 def tiny_prompts() -> dict[str, list[int]]:
