@@ -1,0 +1,117 @@
+"""What is used of torch's CUDA streams, events and graphs, as a seam: all calls into the driver go through here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import attrs
+import numpy as np
+import torch
+
+from tokenspeed.device.backends.base import HostArray
+from tokenspeed.device.host_sync import host_to_device
+
+
+class CudaEventLike(Protocol):
+    """`torch.cuda.Event`, as far as it is used."""
+
+    def record(self, stream: CudaStreamLike) -> None: ...
+
+    def query(self) -> bool: ...
+
+    def synchronize(self) -> None:
+        """Block without the interpreter's lock, and without spinning."""
+        ...
+
+    def elapsed_time(self, end: CudaEventLike) -> float:
+        """Milliseconds from this event to `end`; both have ended."""
+        ...
+
+
+class CudaStreamLike(Protocol):
+    """`torch.cuda.Stream`, as far as it is used."""
+
+    def wait_event(self, event: CudaEventLike) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class CudaApi(Protocol):
+    """One device. Safe from any thread."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def stream(self) -> CudaStreamLike:
+        """A new one, which does not wait for the default stream."""
+        ...
+
+    def current_stream(self) -> CudaStreamLike:
+        """Of the calling thread."""
+        ...
+
+    def event(self) -> CudaEventLike:
+        """A new one that keeps its time and whose waiters sleep."""
+        ...
+
+    def on(self, stream: CudaStreamLike) -> AbstractContextManager[object]:
+        """Launch on `stream` what the calling thread launches."""
+        ...
+
+    def to_device(self, array: HostArray) -> torch.Tensor:
+        """On its way without a wait, out of pinned memory."""
+        ...
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Host memory that the device copies to without a wait."""
+        ...
+
+    def pin(self, array: HostArray) -> Callable[[], None]:
+        """Pin memory that is there already; the result lets it go again.
+
+        Raises: MemoryError: the driver refuses.
+        """
+        ...
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TorchCuda:
+    """`CudaApi` by torch."""
+
+    device: torch.device
+
+    def stream(self) -> CudaStreamLike:
+        return torch.cuda.Stream(self.device)
+
+    def current_stream(self) -> CudaStreamLike:
+        return torch.cuda.current_stream(self.device)
+
+    def event(self) -> CudaEventLike:
+        return torch.cuda.Event(enable_timing=True, blocking=True)
+
+    def on(self, stream: CudaStreamLike) -> AbstractContextManager[object]:
+        if not isinstance(stream, torch.cuda.Stream):
+            raise TypeError(f"not a stream of torch's: {type(stream).__name__}")
+        return torch.cuda.stream(stream)
+
+    def to_device(self, array: HostArray) -> torch.Tensor:
+        return host_to_device(array, self.device)
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def pin(self, array: HostArray) -> Callable[[], None]:
+        address, runtime = array.ctypes.data, torch.cuda.cudart()
+        if int(runtime.cudaHostRegister(address, array.nbytes, 0)):
+            raise MemoryError(f"the driver does not pin {array.nbytes:,} bytes")
+
+        def unpin() -> None:
+            runtime.cudaHostUnregister(address)
+
+        return unpin if np.size(array) else _nothing
+
+
+def _nothing() -> None:
+    return None
