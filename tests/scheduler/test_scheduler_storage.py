@@ -13,6 +13,7 @@ from tokenspeed.plane.messages import Finish
 from tokenspeed.plane.plan import LoadBackOp, RestoreBatch, SnapshotBatch, StorageVerb, WriteBackOp
 from tokenspeed.scheduler.config import Role, WritePolicy
 from tokenspeed.scheduler.states import State
+from tokenspeed.scheduler.storage_fetch import PREPARE_TIMEOUT_S
 
 
 def in_storage(rig: StoredRig, *prompts: list[int]) -> None:
@@ -213,6 +214,27 @@ def test_what_was_fetched_stays_in_the_host_tier_until_its_request_is_admitted_o
     assert rig.rig.scheduler.storage.pins() == ()
     rig.run()
     rig.rig.check_tokens()
+    rig.settle()
+    rig.rig.check_idle()
+
+
+def test_a_storage_that_does_not_answer_parks_no_slot_and_nobody_for_ever() -> None:
+    rig = stored_rig(max_num_seqs=2)
+    rig.served = False
+    parked = [rig.rig.new(prompt(19, seed=seed), max_new=3) for seed in range(6)]
+    rig.round()
+    short = rig.rig.new(prompt(3), max_new=3)
+    for _ in range(6):
+        rig.round()
+    assert short.finish is Finish.LENGTH
+    assert all(request.forwards == 0 for request in parked)
+    rig.executor.now_s = PREPARE_TIMEOUT_S
+    rig.run(until=lambda: all(request.finish is Finish.LENGTH for request in parked))
+    rig.rig.check_tokens()
+    assert [op.verb for op in rig.executor.log if op.verb is StorageVerb.CANCEL] == [StorageVerb.CANCEL] * 6
+    for op_id in tuple(rig.executor.open):
+        rig.executor.cancel(op_id)
+    rig.served = True
     rig.settle()
     rig.rig.check_idle()
 

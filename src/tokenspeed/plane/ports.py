@@ -345,7 +345,10 @@ class TransferPeer(Protocol):
 
 @runtime_checkable
 class StorageExecutor(Protocol):
-    """Runs storage (L3) transactions on host memory, on threads of its own."""
+    """Runs storage (L3) transactions on host memory, on threads of its own.
+
+    Every operation ends in bounded time, one that was given up too; each end sets the engine's `Wakeup`.
+    """
 
     def submit(self, ops: Sequence[StorageOp]) -> None: ...
 
