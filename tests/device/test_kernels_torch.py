@@ -27,7 +27,8 @@ def near(got: torch.Tensor, wanted: torch.Tensor, within: float = 2e-5) -> None:
 
 def test_every_kernel_set_has_every_kernel() -> None:
     for kernels in SETS:
-        assert all(callable(getattr(kernels, field.name)) for field in attrs.fields(Kernels))
+        names = [field.name for field in attrs.fields(Kernels) if field.type != "bool"]
+        assert all(callable(getattr(kernels, name)) for name in names)
 
 
 @pytest.mark.parametrize("kernels", SETS, ids=IDS)

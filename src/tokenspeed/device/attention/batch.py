@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from tokenspeed.device.host_sync import device_code
+from tokenspeed.device.kernels.paged import PagedBatch, PagedLayout, token_places
 from tokenspeed.device.step import RaggedRows
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -37,6 +38,7 @@ class KvGeometry:
 
     Attributes:
         window: tokens a query sees, itself included; 0: all before it.
+        follows_tables: see `Kernels.follows_tables`.
     """
 
     page_tokens: int
@@ -44,6 +46,7 @@ class KvGeometry:
     head_dim: int
     run_stride: int
     window: int = 0
+    follows_tables: bool = False
 
     @property
     def block_bytes(self) -> int:
@@ -85,21 +88,37 @@ class AttentionBatch:
         opened: pages whose first token this batch writes and whose last it does not. They are
             zeroed before: what an earlier owner left there, perhaps not numbers, would reach the
             new owner through padded reads.
+        by_tables: what kernels that follow block tables read, in place of `paged` and `fresh`.
     """
 
     places: torch.Tensor
     opened: tuple[int, ...]
     paged: tuple[PagedRows, ...]
     fresh: tuple[FreshRow, ...]
+    by_tables: PagedBatch | None = None
 
 
-@device_code
 def attention_batch(batch: RaggedRows, kv: KvGeometry, tables: torch.Tensor) -> AttentionBatch:
-    """Plan the attention of `batch`; reads its metadata on the host, so the tensors are CPU tensors.
+    """Plan the attention of `batch`.
+
+    Where kernels follow block tables nothing is read on the host, and the tensors may be anywhere;
+    otherwise they are CPU tensors.
 
     Args:
         tables: int32 ``[n, blocks]``, the block tables of the cache group.
     """
+    return _by_tables(batch, kv, tables) if kv.follows_tables else _planned(batch, kv, tables)
+
+
+def _by_tables(batch: RaggedRows, kv: KvGeometry, tables: torch.Tensor) -> AttentionBatch:
+    """Such kernels read nothing behind a context, so that no page has to be cleared for them."""
+    layout = PagedLayout(page_tokens=kv.page_tokens, kv_heads=kv.kv_heads, run_stride=kv.run_stride, window=kv.window)
+    paged = PagedBatch(tables=tables, offsets=batch.offsets, contexts=batch.contexts, layout=layout)
+    return AttentionBatch(places=token_places(paged, batch.positions), opened=(), paged=(), fresh=(), by_tables=paged)
+
+
+@device_code
+def _planned(batch: RaggedRows, kv: KvGeometry, tables: torch.Tensor) -> AttentionBatch:
     offsets, contexts = batch.offsets.numpy(), batch.contexts.numpy()
     positions, blocks = batch.positions.numpy(), tables.numpy()
     counts = np.diff(offsets)

@@ -19,6 +19,11 @@ def attend(
     Returns: float32 ``[T, heads * head_dim]``.
     """
     tokens, _, dim = qkv.shape
+    if batch.by_tables is not None:
+        # Every row has a query, so that as many tokens as rows means one each.
+        one_each = tokens == len(batch.by_tables.contexts)
+        kernel = kernels.paged_decode if one_each else kernels.paged_prefill
+        return kernel(qkv[:, :heads], runs.view(-1, dim), batch.by_tables).reshape(tokens, heads * dim)
     if len(batch.paged) == 1 and batch.paged[0].tokens is None:
         return _paged(qkv[:, :heads], runs, batch.paged[0], kernels).reshape(tokens, heads * dim)
     out = qkv.new_empty((tokens, heads, dim))

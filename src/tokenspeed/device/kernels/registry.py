@@ -147,6 +147,8 @@ class Kernels:
     Attributes:
         gemma_rms_norm: as `rms_norm`, by ``1 + weight``.
         paged_decode: for one query a row only; `paged_prefill` for any numbers, mixed.
+        follows_tables: attention is that of these two; otherwise the host lists pages and masks for
+            `decode_attention`, `prefill_attention` and `fresh_attention`.
     """
 
     linear: LinearKernel
@@ -165,6 +167,7 @@ class Kernels:
     sample: SampleKernel
     copy_pages: CopyPagesKernel
     zero_pages: ZeroPagesKernel
+    follows_tables: bool = False
 
 
 class KernelSet(enum.Enum):

@@ -29,7 +29,7 @@ def _row(q: torch.Tensor, vectors: torch.Tensor, table: torch.Tensor, context: i
     """`q` float32 ``[n, heads, head_dim]``, the last n tokens of `context`; result alike."""
     layout, count = batch.layout, len(q)
     own = torch.arange(context - count, context)[:, None]
-    first = max(context - count - layout.window + 1, 0) if layout.window else 0
+    first = max(context - count - layout.window + 1, 0) if layout.window else 0  # behind it nothing is ours
     there = torch.arange(first, context)
     pages = table[there // layout.page_tokens].long()
     heads = torch.arange(2 * layout.kv_heads)[:, None]

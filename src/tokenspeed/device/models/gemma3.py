@@ -127,6 +127,7 @@ class Gemma3Step:
             head_dim=self.head_dim,
             run_stride=group.pool.run_stride,
             window=group.window,
+            follows_tables=self.kernels.follows_tables,
         )
         attention = attention_batch(rows, geometry, rows.group_tables[number])
         own = [self.layers[layer].index for layer in layers if self.layers[layer].group == number]

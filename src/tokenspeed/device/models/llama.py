@@ -110,4 +110,5 @@ class LlamaStep:
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             run_stride=self.pool.run_stride,
+            follows_tables=self.kernels.follows_tables,
         )

@@ -31,4 +31,5 @@ TRITON_KERNELS = Kernels(
     sample=sample,
     copy_pages=copy_pages,
     zero_pages=zero_pages,
+    follows_tables=True,
 )
