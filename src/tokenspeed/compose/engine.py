@@ -32,7 +32,8 @@ from tokenspeed.device.control_guard import control_plane_guard
 from tokenspeed.device.data_plane import open_data_plane
 from tokenspeed.device.gc_hooks import AutomaticCollection, GcHooks
 from tokenspeed.device.guards import EnterServing, SyncDebug, sync_debug
-from tokenspeed.device.jit_monitor import JitMonitor
+from tokenspeed.device.jit_monitor import jit_monitor
+from tokenspeed.device.jit_sources import JitSources, open_sources
 from tokenspeed.device.parts import DeviceParts, ModelFactory, SamplerFactory
 from tokenspeed.device.survey import survey
 from tokenspeed.errors import SettingsError
@@ -75,11 +76,13 @@ class RankEngine:
     info: EngineInfo
     loop: EventLoop
     serving: EnterServing
+    jit_sources: JitSources
     device_type: str
 
     def enter_serving(self) -> None:
         """Start-up and handshake are over (SS-11). Only for a process of the launcher: it is process-wide."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self.jit_sources.catch_up()
         self.serving.enter()
 
     def run(self) -> None:
@@ -116,9 +119,11 @@ def rank_engine(
     chosen = check_parts(parts)
     watch = progress or NoProgress()
     device_type = DEVICE_TYPES[settings.device.backend]
-    jit = JitMonitor()  # ahead of everything that could compile (DP-73)
+    jit = jit_monitor()
     sync = sync_debug(device_type=device_type)
     with ExitStack() as lifetime:
+        sources = open_sources(jit, device_type=device_type)  # ahead of everything that could compile (DP-73)
+        lifetime.callback(sources.close)
         files = resolved or resolve_model(settings.model, watch)
         device_parts = _device_parts(chosen.device, sync=sync, own_process=own_process)
         root = EngineContainer(
@@ -128,7 +133,7 @@ def rank_engine(
         wakeup = cast("Wakeup", chosen.control.get("wakeup") or ThreadWakeup())
         with ExitStack() as unowned:
             unowned.callback(build.handle.close)
-            plane = open_data_plane(build.handle, wakeup, sync=sync)
+            plane = open_data_plane(build.handle, wakeup, sync=sync, jit=jit)
             unowned.pop_all()  # closed by the data plane from here on
         lifetime.callback(plane.close)
         lifetime.callback(plane.shutdown_cache)
@@ -153,6 +158,7 @@ def rank_engine(
             info=info,
             loop=box.loop(),
             serving=EnterServing(sync_debug=sync, jit=jit),
+            jit_sources=sources,
             device_type=device_type,
         )
 

@@ -37,6 +37,7 @@ import attrs
 from tokenspeed.device.capture import CaptureCheck, capture_check
 from tokenspeed.device.guards import UNWATCHED, SyncDebug, sync_debug
 from tokenspeed.device.handle import CacheOps, cache_ops_from_plan
+from tokenspeed.device.jit_monitor import NO_COMPILATIONS, JitMonitor
 from tokenspeed.errors import DeviceLost, InvariantBroken
 from tokenspeed.plane.plan import Dispatch, ExecutionPlan
 from tokenspeed.plane.ports import DeviceHandle, Landing, Ticket, Wakeup, completion_query
@@ -149,6 +150,7 @@ class HostDataPlane:
     wakeup: Wakeup
     check: CaptureCheck
     sync: SyncDebug = attrs.field(factory=sync_debug)
+    jit: JitMonitor = attrs.field(factory=JitMonitor)
     adapt: Callable[[ExecutionPlan], CacheOps] = cache_ops_from_plan
     operations: queue.SimpleQueue[Operation | Close] = attrs.field(factory=queue.SimpleQueue)
     state: PlaneState = attrs.field(factory=PlaneState)
@@ -184,11 +186,15 @@ class HostDataPlane:
         if flight.landing is None:
             raise InvariantBroken("a launched forward without a landing", ticket=ticket)
         try:
-            return flight.landing.result()
+            result = flight.landing.result()
         except BaseException as error:
             self._keep(error)
             self._surface()
             raise
+        compiled = self.jit.take()
+        if compiled is NO_COMPILATIONS:
+            return result
+        return attrs.evolve(result, jit_compiles=compiled.compiles, jit_seconds=compiled.seconds)
 
     # ---- completion queries: the calling thread looks, nothing is queued ----------------------
 
@@ -322,7 +328,12 @@ class HostDataPlane:
 
 
 def open_data_plane(
-    handle: DeviceHandle, wakeup: Wakeup, check: CaptureCheck | None = None, *, sync: SyncDebug | None = None
+    handle: DeviceHandle,
+    wakeup: Wakeup,
+    check: CaptureCheck | None = None,
+    *,
+    sync: SyncDebug | None = None,
+    jit: JitMonitor | None = None,
 ) -> HostDataPlane:
     """Start ``ts-forward`` over `handle`, which belongs to the data plane from here on.
 
@@ -330,9 +341,14 @@ def open_data_plane(
         wakeup: set when a forward lands and when an operation failed.
         check: None: as the environment says.
         sync: watches per-round operations; whoever gives it arms it.
+        jit: counts the compilations that each commit reports.
     """
     plane = HostDataPlane(
-        handle=handle, wakeup=wakeup, check=check or capture_check(os.environ), sync=sync or sync_debug()
+        handle=handle,
+        wakeup=wakeup,
+        check=check or capture_check(os.environ),
+        sync=sync or sync_debug(),
+        jit=jit or JitMonitor(),
     )
     # A daemon, so that a process that dies without closing is not kept alive by its device.
     plane.state.thread = threading.Thread(target=plane._serve, name=THREAD_NAME, daemon=True)
