@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import attrs
 import pytest
 from scheduler_rig import Rig, build, prompt
 from test_scheduler_pool import calls_of
 
 from tokenspeed.plane.plan import Sampling, int32
+from tokenspeed.plane.ports import SchedulingPolicy
 from tokenspeed.plane.table import request_table
 from tokenspeed.scheduler.policy import AgedPriority, Fcfs, LongestPrefixMatch
 from tokenspeed.scheduler.waiting import REFRESHED_PER_ROUND, WaitingQueue
@@ -119,7 +122,7 @@ def test_the_queue_stays_small_when_keys_change_and_requests_leave() -> None:
     for round_id in range(400, 500):
         queue.refresh(round_id=round_id)
     assert len(queue) == 5
-    assert len(queue.state.heap) <= 2 * 5 + 64
+    assert len(queue.state.heap) + len(queue.state.old) <= 2 * (2 * 5 + 64)
     assert len(queue.state.turns) <= 2 * 5 + 64
     served = []
     while (head := queue.head()) is not None:
@@ -128,6 +131,33 @@ def test_the_queue_stays_small_when_keys_change_and_requests_leave() -> None:
     assert sorted(served) == sorted(rows[45:])
     levels = [int(table.identity.priority[row]) for row in served]
     assert levels == sorted(levels)
+
+
+@pytest.mark.parametrize(
+    "policy", [Fcfs(), AgedPriority(rounds_per_level=3), CountingPolicy()], ids=["fcfs", "aged", "own"]
+)
+def test_the_head_is_the_smallest_key_whatever_came_and_went(policy: SchedulingPolicy) -> None:
+    """Against a list that is sorted by the latest keys."""
+    dice = random.Random(1)
+    table = request_table(slots=1, max_len=8)
+    queue = WaitingQueue(table=table, policy=policy)
+    made = 0
+    for round_id in range(3000):
+        if dice.random() < (0.5 if round_id < 1500 else 0.1):
+            made += 1
+            row = table.add(
+                rid=f"r{made}", tokens=int32([1]), max_new=1, sampling=Sampling(), priority=dice.randrange(-3, 40)
+            )
+            queue.add(row, round_id=round_id)
+        queue.refresh(round_id=round_id)
+        live = queue.state.live
+        want = min(live, key=lambda row: (live[row].key, table.identity.order[row]), default=None)
+        assert queue.head() == want
+        if live and dice.random() < 0.3:
+            gone = want if dice.random() < 0.5 else dice.choice(list(live))
+            queue.remove(gone)
+            table.free(gone)
+    assert len(queue.state.heap) + len(queue.state.old) <= 6 * len(queue) + 200
 
 
 def test_a_row_that_is_used_again_does_not_inherit_a_place() -> None:

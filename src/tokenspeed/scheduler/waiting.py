@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections import deque
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import attrs
 
@@ -18,6 +18,7 @@ from tokenspeed.plane.ports import SchedulingPolicy
 from tokenspeed.plane.table import RequestTable
 
 REFRESHED_PER_ROUND = 8
+DROPPED_AT_ONCE = 64
 Key: TypeAlias = tuple[float, ...]
 
 
@@ -36,26 +37,41 @@ class NothingCached:
         return 0
 
 
-@attrs.frozen
-class Entry:
-    """A request in the heap: `serial` names its valid heap item, `first` its stay in the queue."""
+class Entry(NamedTuple):
+    """A waiting request: `serial` names its valid heap item, `heap` its heap, `first` its stay in the queue.
+
+    A plain tuple, since a round may make several.
+    """
 
     serial: int
+    heap: int
     first: int
     since_round: int
     key: Key
+
+
+Item: TypeAlias = tuple[Key, int, int, int]
 
 
 @attrs.define(eq=False)
 class QueueState:
     """Writer: WaitingQueue.
 
-    ``heap`` items are (key, order, serial, row); one whose serial is not the live entry's is stale.
-    ``turns``: (row, first) in the order in which ages are brought up to date.
-    ``returned``: (round of retraction, stamp of admission, row), sorted.
+    Heap items are (key, order, serial, row); one whose serial is not the live entry's is stale.
+
+    Attributes:
+        heap: gets new items.
+        old: while ``behind`` live entries still have their item in it; after that all of it is stale and
+            goes piece by piece. So no round ever has to go over all of a heap.
+        number: of `heap`; rises with each new one.
+        turns: (row, first) in the order in which keys are brought up to date.
+        returned: (round of retraction, stamp of admission, row), sorted.
     """
 
-    heap: list[tuple[Key, int, int, int]] = attrs.field(factory=list[tuple[Key, int, int, int]])
+    heap: list[Item] = attrs.field(factory=list[Item])
+    old: list[Item] = attrs.field(factory=list[Item])
+    behind: int = 0
+    number: int = 0
     live: dict[int, Entry] = attrs.field(factory=dict[int, Entry])
     turns: deque[tuple[int, int]] = attrs.field(factory=deque[tuple[int, int]])
     returned: list[tuple[int, int, int]] = attrs.field(factory=list[tuple[int, int, int]])
@@ -73,12 +89,9 @@ class WaitingQueue:
         return len(self.state.live) + len(self.state.returned)
 
     def add(self, row: int, *, round_id: int) -> None:
-        state = self.state
-        state.serial += 1
-        key = self._key(row, waited=0)
-        state.live[row] = Entry(state.serial, state.serial, round_id, key)
-        state.turns.append((row, state.serial))
-        self._push(row, key, state.serial)
+        first = self.state.serial + 1
+        self._push(row, first=first, since_round=round_id, key=self._key(row, waited=0))
+        self.state.turns.append((row, first))
 
     def give_back(self, row: int, *, round_id: int, stamp: int) -> None:
         """A retracted request: ahead of all that never ran; the earlier retracted first, then the elder (H12)."""
@@ -89,18 +102,17 @@ class WaitingQueue:
         state = self.state
         if state.returned:
             return state.returned[0][2]
-        while state.heap:
-            _, _, serial, row = state.heap[0]
-            entry = state.live.get(row)
-            if entry is not None and entry.serial == serial:
-                return row
-            heapq.heappop(state.heap)
-        return None
+        heaps = (state.heap, state.old) if state.behind else (state.heap,)
+        items = [heap[0] for heap in heaps if self._drop_stale(heap)]
+        return min(items)[3] if items else None
 
     def remove(self, row: int) -> None:
-        if self.state.live.pop(row, None) is None:
+        entry = self.state.live.pop(row, None)
+        if entry is None:
             self.state.returned[:] = [item for item in self.state.returned if item[2] != row]
-        self._compact()
+        elif entry.heap != self.state.number:
+            self.state.behind -= 1
+        self._renew()
 
     def refresh(self, *, round_id: int) -> None:
         """Bring the keys of the next few requests up to date."""
@@ -112,11 +124,10 @@ class WaitingQueue:
                 continue
             state.turns.append((row, first))
             key = self._key(row, waited=round_id - entry.since_round)
-            if key != entry.key:
-                state.serial += 1
-                state.live[row] = Entry(state.serial, first, entry.since_round, key)
-                self._push(row, key, state.serial)
-        self._compact()
+            if key != entry.key or entry.heap != state.number:
+                state.behind -= entry.heap != state.number
+                self._push(row, first=first, since_round=entry.since_round, key=key)
+        self._renew()
 
     def _key(self, row: int, *, waited: int) -> Key:
         identity = self.table.identity
@@ -128,16 +139,30 @@ class WaitingQueue:
             cached_tokens=self.cached.cached_tokens(row) if self.policy.wants_cached_tokens else 0,
         )
 
-    def _push(self, row: int, key: Key, serial: int) -> None:
-        heapq.heappush(self.state.heap, (key, int(self.table.identity.order[row]), serial, row))
+    def _push(self, row: int, *, first: int, since_round: int, key: Key) -> None:
+        state = self.state
+        state.serial += 1
+        state.live[row] = Entry(state.serial, state.number, first, since_round, key)
+        heapq.heappush(state.heap, (key, int(self.table.identity.order[row]), state.serial, row))
 
-    def _compact(self) -> None:
-        """Drop stale items once they outnumber the live ones; constant work a change, on average."""
+    def _drop_stale(self, heap: list[Item]) -> bool:
+        """Whether a valid item is left, which is on top then."""
+        live = self.state.live
+        while heap:
+            entry = live.get(heap[0][3])
+            if entry is not None and entry.serial == heap[0][2]:
+                return True
+            heapq.heappop(heap)
+        return False
+
+    def _renew(self) -> None:
+        """Begin a new heap once stale items outnumber the live ones; the turns move what is live into it."""
         state = self.state
         bound = 2 * len(state.live) + 64
-        if len(state.heap) > bound:
-            order = self.table.identity.order
-            state.heap = [(entry.key, int(order[row]), entry.serial, row) for row, entry in state.live.items()]
-            heapq.heapify(state.heap)
+        if state.old and not state.behind:
+            del state.old[-DROPPED_AT_ONCE:]
+        elif not state.old and len(state.heap) > bound:
+            state.old, state.heap, state.behind = state.heap, [], len(state.live)
+            state.number += 1
         if len(state.turns) > bound:
             state.turns = deque((row, entry.first) for row, entry in state.live.items())
