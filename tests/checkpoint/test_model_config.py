@@ -187,6 +187,71 @@ def test_gguf_tensors_say_what_metadata_leaves_out(tmp_path: Path) -> None:
     assert (config.tie_embeddings, config.attention_bias, config.qk_norm, config.head_dim) == (False, True, True, 32)
 
 
+GEMMA_HF = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 32,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "sliding_window": 24,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": [1, 106],
+}
+
+
+def test_a_gemma_config_is_read_in_both_spellings() -> None:
+    config = config_from_hf(GEMMA_HF)
+    assert (config.model_type, config.architectures) == ("gemma3", ("Gemma3ForCausalLM",))
+    assert (config.sliding_window, config.full_layers) == (24, (5,))
+    assert (config.rope_theta, config.window_rope_theta, config.rope_scaling) == (1e6, 1e4, None)
+    assert (config.activation, config.post_norms, config.qk_norm) == (Activation.GELU_TANH, True, True)
+    assert (config.embedding_scale, config.score_scale, config.tie_embeddings) == (8.0, 32**-0.5, True)
+    new = {key: value for key, value in GEMMA_HF.items() if not key.startswith("rope")}
+    new["layer_types"] = ["sliding_attention"] * 5 + ["full_attention"] + ["sliding_attention"] * 2
+    new["rope_parameters"] = {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    assert config_from_hf(new) == config
+
+
+def test_a_gemma_config_s_scaling_is_of_the_full_layers_and_its_query_scale_is_kept() -> None:
+    scaled = config_from_hf(
+        {**GEMMA_HF, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "query_pre_attn_scalar": 168}
+    )
+    assert scaled.rope_scaling == RopeScaling(kind=RopeKind.LINEAR, factor=8.0)
+    assert scaled.score_scale == 168**-0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"sliding_window": None}, "sliding_window is None; a positive whole number"),
+        ({"layer_types": ["full_attention"]}, "layer_types is .*for each of 8 layers"),
+        ({"layer_types": ["chunked_attention"] * 8}, "layer_types is"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0; capped logits"),
+        ({"hidden_activation": "gelu"}, "hidden_activation is 'gelu'; only gelu_pytorch_tanh"),
+        ({"rope_parameters": {"rope_theta": 1e6}}, "rope_parameters is .*full_attention and sliding_attention"),
+        ({"architectures": ["Gemma3ForConditionalGeneration"]}, "architectures is"),
+        ({"vision_config": {}}, "vision_config is"),
+        ({"model_type": "gemma3"}, "model_type is 'gemma3'; supported are llama, qwen2, qwen3, gemma3_text"),
+    ],
+)
+def test_a_gemma_config_this_build_cannot_compute_is_refused_by_key(change: dict[str, object], says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        config_from_hf({**GEMMA_HF, **change})
+
+
 GEMMA = {
     "gemma3.attention.key_length": 32,
     "gemma3.attention.sliding_window": 24,

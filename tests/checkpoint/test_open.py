@@ -259,7 +259,7 @@ def preset(name: str) -> Checkpoint:
 
 def test_presets_cover_the_families_and_differ_in_their_weights() -> None:
     found = [preset(name) for name in RANDOM_MODELS]
-    assert {one.config.model_type for one in found} == {"llama", "qwen2", "qwen3", "gemma3"}
+    assert {one.config.model_type for one in found} == {"llama", "qwen2", "qwen3", "gemma3", "gated_delta_hybrid"}
     assert len({one.seed for one in found}) == len(found)
     assert all(one.tokenizer_vocab_size <= one.config.vocab_size for one in found)
     scalings = {one.config.rope_scaling.kind for one in found if one.config.rope_scaling}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-import attrs
-
-from tokenspeed.checkpoint.config import ARCHITECTURES, ModelConfig, RopeKind, RopeScaling, yarn_mscale
+from tokenspeed.checkpoint.config import ARCHITECTURES, ModelConfig, RopeKind
+from tokenspeed.checkpoint.config_hf_gemma import GEMMA_TYPE, gemma_from_hf
+from tokenspeed.checkpoint.config_hf_parts import rope_of, stored_dtype
 from tokenspeed.checkpoint.facts import Facts, JsonObject
 
-_DTYPES = ("float32", "bfloat16", "float16")
 _DEFAULT_POSITIONS = MappingProxyType({"llama": 2048, "qwen2": 32768, "qwen3": 32768})
-"""The families read in this format, and what a missing ``max_position_embeddings`` means in each."""
+"""The families read here, and what a missing ``max_position_embeddings`` means in each."""
 
 
 def config_from_hf(raw: JsonObject, where: str = "config.json") -> ModelConfig:
@@ -24,13 +23,15 @@ def config_from_hf(raw: JsonObject, where: str = "config.json") -> ModelConfig:
     """
     facts = Facts(raw=raw, where=where)
     model_type = _family(facts)
+    if model_type == GEMMA_TYPE:
+        return gemma_from_hf(facts)
     _refuse(facts, model_type)
     hidden, heads = facts.count("hidden_size"), facts.count("num_attention_heads")
     kv_heads = facts.count("num_key_value_heads", heads)
     if heads % kv_heads:
         raise facts.fail("num_key_value_heads", kv_heads, f"it has to divide num_attention_heads, {heads}")
     positions = facts.count("max_position_embeddings", _DEFAULT_POSITIONS[model_type])
-    theta, scaling = _rope(facts, positions)
+    theta, scaling = rope_of(facts, positions)
     if scaling is not None and scaling.kind is RopeKind.YARN:
         positions = max(positions, int(scaling.original_max_positions * scaling.factor))
     return ModelConfig(
@@ -50,16 +51,18 @@ def config_from_hf(raw: JsonObject, where: str = "config.json") -> ModelConfig:
         tie_embeddings=facts.flag("tie_word_embeddings", default=False),
         attention_bias=model_type == "qwen2",
         qk_norm=model_type == "qwen3",
-        torch_dtype=_dtype(facts),
+        torch_dtype=stored_dtype(facts),
     )
 
 
 def _family(facts: Facts) -> str:
-    supported = f"supported are {', '.join(_DEFAULT_POSITIONS)} (dense, text only), and gemma3 as a GGUF file"
+    supported = f"supported are {', '.join((*_DEFAULT_POSITIONS, GEMMA_TYPE))} (dense, text only)"
     for key in ("vision_config", "audio_config", "text_config", "thinker_config"):
         if facts.get(key) is not None:
             raise facts.fail(key, facts.get(key), f"models with images or sound are not supported; {supported}")
     model_type = facts.get("model_type")
+    if model_type == GEMMA_TYPE:
+        return GEMMA_TYPE
     if not isinstance(model_type, str) or model_type not in _DEFAULT_POSITIONS:
         raise facts.fail("model_type", model_type, supported)
     names = facts.get("architectures")
@@ -112,69 +115,3 @@ def _refuse_window(facts: Facts, model_type: str) -> None:
     )
     if window is not None and used:
         raise facts.fail("sliding_window", window, "sliding-window attention is not supported")
-
-
-def _dtype(facts: Facts) -> str:
-    name = facts.get("torch_dtype") or facts.get("dtype") or "float32"
-    if name not in _DTYPES:
-        raise facts.fail("torch_dtype", name, f"supported are {', '.join(_DTYPES)}")
-    return str(name)
-
-
-def _rope(outer: Facts, positions: int) -> tuple[float, RopeScaling | None]:
-    """Both spellings: ``rope_theta`` with ``rope_scaling``, and ``rope_parameters`` with theta inside."""
-    key = "rope_parameters" if outer.get("rope_parameters") is not None else "rope_scaling"
-    raw = outer.get(key)
-    theta = outer.number("rope_theta", 10000.0)
-    if raw is None:
-        return theta, None
-    if not isinstance(raw, dict):
-        raise outer.fail(key, raw, "an object is needed")
-    inner = Facts(raw={f"{key}.{name}": value for name, value in raw.items()}, where=outer.where, prefix=f"{key}.")
-    if inner.number("partial_rotary_factor", outer.number("partial_rotary_factor", 1.0)) != 1.0:
-        raise inner.fail("partial_rotary_factor", "below 1", "only rotation of the whole head is supported")
-    if inner.get("original_max_position_embeddings") is None and outer.get("original_max_position_embeddings"):
-        original = outer.count("original_max_position_embeddings")
-        inner = attrs.evolve(inner, raw={**inner.raw, f"{key}.original_max_position_embeddings": original})
-    return inner.number("rope_theta", theta), _scaling(inner, positions)
-
-
-def _scaling(facts: Facts, positions: int) -> RopeScaling | None:
-    kind = facts.get("rope_type") or facts.get("type") or "default"
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return RopeScaling(kind=RopeKind.LINEAR, factor=facts.number("factor"))
-    if kind == "llama3":
-        low, high = facts.number("low_freq_factor"), facts.number("high_freq_factor")
-        if low >= high:
-            raise facts.fail("high_freq_factor", high, f"it has to be above low_freq_factor, {low}")
-        return RopeScaling(
-            kind=RopeKind.LLAMA3,
-            factor=facts.number("factor"),
-            low_freq_factor=low,
-            high_freq_factor=high,
-            original_max_positions=facts.count("original_max_position_embeddings"),
-        )
-    if kind == "yarn":
-        return _yarn(facts, facts.count("original_max_position_embeddings", positions))
-    raise facts.fail("rope_type", kind, "supported are default, linear, llama3 and yarn")
-
-
-def _yarn(facts: Facts, original: int) -> RopeScaling:
-    factor = facts.number("factor")
-    if facts.get("attention_factor") is not None:
-        attention = facts.number("attention_factor")
-    elif facts.get("mscale") and facts.get("mscale_all_dim"):
-        attention = yarn_mscale(factor, facts.number("mscale")) / yarn_mscale(factor, facts.number("mscale_all_dim"))
-    else:
-        attention = yarn_mscale(factor)
-    return RopeScaling(
-        kind=RopeKind.YARN,
-        factor=factor,
-        original_max_positions=original,
-        beta_fast=facts.number("beta_fast", 32.0),
-        beta_slow=facts.number("beta_slow", 1.0),
-        attention_factor=attention,
-        truncate=facts.flag("truncate", default=True),
-    )

@@ -20,6 +20,14 @@ _NOT_WEIGHTS = ("rotary_emb.inv_freq",)
 """Endings of buffers that old checkpoints saved with the weights; they follow from the configuration."""
 
 
+_NORMS_LESS_ONE = ("gemma3",)
+"""Model types whose norms are stored as what they multiply by, less one."""
+
+
+def _is_norm(name: str) -> bool:
+    return name.endswith("norm.weight")
+
+
 @attrs.frozen(kw_only=True)
 class StoredTensor:
     """Where one tensor is, and how it is stored (`dtype` as the format names it: ``BF16``)."""
@@ -70,7 +78,8 @@ class SafetensorsSource:
                 tensor: torch.Tensor = file.get_tensor(name)
         except (OSError, SafetensorError) as fault:
             raise ModelError(f"{stored.file}: tensor {name} cannot be read: {fault}") from fault
-        return tensor.to(torch.float32, copy=True)
+        values = tensor.to(torch.float32, copy=True)
+        return values.add_(1.0) if self.config.model_type in _NORMS_LESS_ONE and _is_norm(name) else values
 
 
 def open_safetensors(checkpoint: Checkpoint) -> SafetensorsSource:
