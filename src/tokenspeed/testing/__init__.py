@@ -9,6 +9,7 @@ from __future__ import annotations
 from tokenspeed.testing.device import HashModelHandle, hash_continuation, hash_model
 from tokenspeed.testing.doubles import HandClock, HandWakeup, RecordingLink, RecordingSink, ScriptedPlane
 from tokenspeed.testing.mesh import memory_mesh
+from tokenspeed.testing.storage import ScriptedStorage
 
 __all__ = [
     "HandClock",
@@ -17,6 +18,7 @@ __all__ = [
     "RecordingLink",
     "RecordingSink",
     "ScriptedPlane",
+    "ScriptedStorage",
     "hash_continuation",
     "hash_model",
     "memory_mesh",
