@@ -35,11 +35,11 @@ from tokenspeed.device.memory import (
     memory_budget,
 )
 from tokenspeed.device.model_choice import model_factory
+from tokenspeed.device.native.draw import sampler_of
 from tokenspeed.device.on_stream import on_stream
 from tokenspeed.device.parts import DeviceParts, ModelFactory, SamplerFactory
 from tokenspeed.device.profile import TraceProfiler
 from tokenspeed.device.sampling.base import logprobs
-from tokenspeed.device.sampling.sampler import batch_sampler
 from tokenspeed.device.specs_of import specs_of
 from tokenspeed.device.survey import host_of, memory_of
 from tokenspeed.device.warm_up import warm_up
@@ -116,7 +116,9 @@ def build_device_side(
         attention, memory, host = _load(settings, checkpoint, model, backend, machine, watch)
         specs = specs_of(settings, checkpoint, memory, host)
         executor = on_stream(
-            backend.exec_stream, lambda: _executor(settings.device, backend, attention, specs, given), "executor"
+            backend.exec_stream,
+            lambda: _executor(settings.device, backend, attention, specs, given, given.sampler or sampler_of(model)),
+            "executor",
         )
         opened.callback(executor.close)
         host_tier = on_stream(
@@ -201,10 +203,14 @@ def _host_tier(
 
 
 def _executor(
-    device: DeviceSettings, backend: Backend, attention: AttentionBuild, specs: DeviceSpecs, given: DeviceParts
+    device: DeviceSettings,
+    backend: Backend,
+    attention: AttentionBuild,
+    specs: DeviceSpecs,
+    given: DeviceParts,
+    make_sampler: SamplerFactory,
 ) -> Executor:
     """Raises: SettingsError: the sampler does not go with the executor."""
-    make_sampler: SamplerFactory = given.sampler or batch_sampler
     make: Callable[..., Executor] = stream_executor
     if device.executor is ExecutorKind.FUTURES:
         # A device that compiles a program for each shape gets few shapes; the CPU takes any.

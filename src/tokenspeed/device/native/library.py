@@ -42,6 +42,8 @@ _SIGNATURES: tuple[tuple[str, object, tuple[object, ...]], ...] = (
         ),
     ),
     ("ts_raise_layers", None, (_POINTER, _INT32)),
+    ("ts_draw_workspace_bytes", _INT64, (_INT64, _INT32)),
+    ("ts_draw_tokens", None, (_POINTER, _INT64, _INT64, _POINTER, _INT32)),
     ("ts_instruction_sets", ctypes.c_char_p, ()),
     ("ts_use_instruction_set", _INT32, (ctypes.c_char_p,)),
     ("ts_instruction_set", ctypes.c_char_p, ()),

@@ -7,12 +7,53 @@ to decide: a cut is a threshold, and the number drawn is looked up in the order 
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
+from tokenspeed.plane.table import Int64Array
+
 Float32Array: TypeAlias = npt.NDArray[np.float32]
+
+
+@attrs.frozen(kw_only=True)
+class Draw:
+    """How one token is drawn; see `draw`."""
+
+    number: float
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+
+
+class Drawer(Protocol):
+    def __call__(self, rows: Sequence[Float32Array], draws: Sequence[Draw]) -> Int64Array:
+        """One token for each row, float32 ``[vocab]``, the largest finite; rows are only read. At least one row.
+
+        A row's token depends on the row and its `Draw` alone.
+        """
+        ...
+
+
+def draw_each(rows: Sequence[Float32Array], draws: Sequence[Draw]) -> Int64Array:
+    """`Drawer` in numpy, row after row."""
+    tokens = [
+        draw(
+            row.copy(),
+            number=how.number,
+            temperature=how.temperature,
+            top_k=how.top_k,
+            top_p=how.top_p,
+            min_p=how.min_p,
+        )
+        for row, how in zip(rows, draws, strict=True)
+    ]
+    return np.array(tokens, dtype=np.int64)
+
 
 CANDIDATES = 128
 """Likeliest tokens that top-p looks at before it sorts all."""

@@ -13,7 +13,7 @@ import torch
 from tokenspeed.device.host_sync import device_code
 from tokenspeed.device.sampling.adjust import adjust
 from tokenspeed.device.sampling.base import SampledTokens
-from tokenspeed.device.sampling.draw import Float32Array, draw
+from tokenspeed.device.sampling.draw import Draw, Drawer, Float32Array, draw_each
 from tokenspeed.device.sampling.philox import uniforms
 from tokenspeed.device.sampling.slots import SlotColumns, slot_columns
 from tokenspeed.plane.messages import BoolArray
@@ -31,10 +31,12 @@ class BatchSampler:
 
     Attributes:
         vocab_size: ids from here on are never drawn, though logits may be wider.
+        drawer: draws the tokens of rows that are not greedy.
     """
 
     vocab_size: int
     columns: SlotColumns
+    drawer: Drawer = draw_each
 
     def seat(self, seat: Seat) -> None:
         self.columns.seat(seat, vocab_size=self.vocab_size)
@@ -52,8 +54,7 @@ class BatchSampler:
         rows = np.flatnonzero(special & ~nan)
         if len(rows):
             numbers = uniforms(columns.seed[slots[rows]], positions[rows])
-            for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
-                tokens[row] = self._choose(values[row].copy(), int(slots[row]), int(positions[row]), number)
+            self._choose(values, tokens, rows, slots, positions, numbers.tolist())
             nan |= tokens == NO_TOKEN
         tokens[nan] = 0
         if columns.counts:
@@ -62,17 +63,38 @@ class BatchSampler:
                     columns.counts[slot].add(token)
         return SampledTokens(tokens=torch.from_numpy(tokens), nan=torch.from_numpy(nan))
 
-    def _choose(self, logits: Float32Array, slot: int, position: int, number: float) -> int:
-        """The token of one row, or NO_TOKEN if the adjustments left none; overwrites `logits`."""
+    def _choose(
+        self,
+        values: Float32Array,
+        tokens: Int64Array,
+        rows: Int64Array,
+        slots: Int64Array,
+        positions: Int64Array,
+        numbers: list[float],
+    ) -> None:
+        """Write the tokens of these rows, or NO_TOKEN where the adjustments left none."""
+        columns, drawn, logits, draws = self.columns, list[int](), list[Float32Array](), list[Draw]()
+        for row, number in zip(rows.tolist(), numbers, strict=True):
+            slot, position, line = int(slots[row]), int(positions[row]), values[row]
+            if columns.adjusts[slot] or position < columns.banned_before[slot]:
+                line = line.copy()
+                adjust(line, columns, slot, position)
+                best = int(line.argmax())
+                if not np.isfinite(line[best]):
+                    tokens[row] = NO_TOKEN
+                    continue
+                if columns.greedy[slot]:
+                    tokens[row] = best
+                    continue
+            drawn.append(row)
+            logits.append(line)
+            draws.append(self._draw(slot, number))
+        if drawn:
+            tokens[drawn] = self.drawer(logits, draws)
+
+    def _draw(self, slot: int, number: float) -> Draw:
         columns = self.columns
-        adjust(logits, columns, slot, position)
-        best = int(logits.argmax())
-        if not np.isfinite(logits[best]):
-            return NO_TOKEN
-        if columns.greedy[slot]:
-            return best
-        return draw(
-            logits,
+        return Draw(
             number=number,
             temperature=float(columns.temperature[slot]),
             top_k=int(columns.top_k[slot]),
@@ -81,9 +103,9 @@ class BatchSampler:
         )
 
 
-def batch_sampler(*, slots: int, vocab_size: int) -> BatchSampler:
+def batch_sampler(*, slots: int, vocab_size: int, drawer: Drawer = draw_each) -> BatchSampler:
     """A sampler with empty slots."""
-    return BatchSampler(vocab_size=vocab_size, columns=slot_columns(slots))
+    return BatchSampler(vocab_size=vocab_size, columns=slot_columns(slots), drawer=drawer)
 
 
 def _likeliest(logits: Float32Array) -> tuple[Int64Array, BoolArray]:

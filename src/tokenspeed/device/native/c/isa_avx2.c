@@ -4,6 +4,7 @@
 
 #define TS_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6)
 #include "vector.h"
+#include "chances.h"
 #include "linear.h"
 #include "kv.h"
 #include "attention.h"
@@ -21,5 +22,7 @@ const ts_kernels ts_kernels_avx2 = {
     .attend = attend,
     .merge = merge,
     .finish = finish,
+    .block_largest = block_largest,
+    .chances = chances,
 };
 #endif

@@ -3,6 +3,7 @@
 
 #define TS_EACH_ROWS(X) X(1)
 #include "vector.h"
+#include "chances.h"
 #include "linear.h"
 #include "kv.h"
 #include "attention.h"
@@ -20,4 +21,6 @@ const ts_kernels ts_kernels_portable = {
     .attend = attend,
     .merge = merge,
     .finish = finish,
+    .block_largest = block_largest,
+    .chances = chances,
 };

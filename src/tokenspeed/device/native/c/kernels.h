@@ -7,6 +7,7 @@
 enum {
     TS_GROUP = 32,              /* inputs that share a scale */
     TS_ATTENTION_STRETCH = 128, /* positions whose softmax is computed at once; part of the order of sums */
+    TS_DRAW_BLOCK = 64,         /* logits whose largest is looked at before them */
     TS_QUERY_ROWS = 24          /* queries times heads of a group that share a pass over keys and values */
 };
 
@@ -93,6 +94,12 @@ typedef struct {
     void (*merge)(const ts_queries *q, int64_t stretch, const ts_partial *partial, ts_partial *sum);
 
     void (*finish)(const ts_queries *q, const ts_partial *sum);
+
+    /* The largest of each TS_DRAW_BLOCK of x. */
+    void (*block_largest)(const float *x, int64_t n, float *out);
+
+    /* out = exp((x - largest) / temperature); what is below 1e-37 is 0. out may be x. */
+    void (*chances)(const float *x, int64_t n, float largest, float temperature, float *out);
 } ts_kernels;
 
 extern const ts_kernels ts_kernels_portable;

@@ -186,6 +186,22 @@ TS_API int64_t ts_workspace_bytes(const ts_model *model, int64_t tokens, int64_t
 /* One step. Call it from one thread of the process only; `threads` is the size of its OpenMP team. */
 TS_API int32_t ts_run(const ts_model *model, const ts_pool *pool, const ts_rows *rows, const ts_call *call);
 
+/* A row to draw a token from. See device/sampling/draw.py. */
+typedef struct {
+    const float *logits; /* [vocab], the largest finite; only read */
+    int64_t top_k;       /* 0: all */
+    double number;       /* in [0, 1) */
+    double top_p;        /* in (0, 1] */
+    float temperature;   /* above 0 */
+    float min_p;
+    int64_t token;       /* the result */
+} ts_draw;
+
+TS_API int64_t ts_draw_workspace_bytes(int64_t vocab, int32_t threads);
+
+/* Rows are shared out among at most `threads` threads. */
+TS_API void ts_draw_tokens(ts_draw *draws, int64_t count, int64_t vocab, void *workspace, int32_t threads);
+
 /* Raise an atomic counter of ready layers and wake a ts_run that waits for it. Any thread. */
 TS_API void ts_raise_layers(int32_t *layers_ready, int32_t count);
 
