@@ -117,6 +117,8 @@ class WaitingQueue:
     def refresh(self, *, round_id: int) -> None:
         """Bring the keys of the next few requests up to date."""
         state = self.state
+        if not state.turns:
+            return
         for _ in range(min(REFRESHED_PER_ROUND, len(state.turns))):
             row, first = state.turns.popleft()
             entry = state.live.get(row)
