@@ -98,14 +98,22 @@ def _overlaps(span: Span, written: list[Span]) -> bool:
     return after > 0 and written[after - 1][1] > span[0]
 
 
-def grouped_pool(layout: CacheLayout, *, num_parents: int) -> GroupedPool:
+HOST = torch.device("cpu")
+
+
+def grouped_pool(layout: CacheLayout, *, num_parents: int, device: torch.device = HOST) -> GroupedPool:
     """An empty pool of `num_parents` parents, the null parent among them.
 
     Raises: InvariantBroken: no usable parent.
     """
     if num_parents < 2:
         raise InvariantBroken("a KV pool without a usable parent", num_parents=num_parents)
-    memory = zeroed_tensor(num_parents * layout.parent_bytes + SLACK_BYTES, torch.uint8)
+    count = num_parents * layout.parent_bytes + SLACK_BYTES
+    if device.type == "cpu":
+        memory = zeroed_tensor(count, torch.uint8)
+    else:
+        with torch.inference_mode(mode=False):  # an ordinary tensor, which streams may write in any mode
+            memory = torch.zeros(count, dtype=torch.uint8, device=device)
     return GroupedPool(bytes=memory, layout=layout, num_parents=num_parents)
 
 

@@ -108,7 +108,12 @@ class KvPool:
             raise InvariantBroken("a page outside the pool, or the null page", pages=blocks, num_pages=self.num_pages)
 
 
-def kv_pool(config: ModelConfig, *, num_pages: int, page_tokens: int, kernels: Kernels) -> KvPool:
+HOST = torch.device("cpu")
+
+
+def kv_pool(
+    config: ModelConfig, *, num_pages: int, page_tokens: int, kernels: Kernels, device: torch.device = HOST
+) -> KvPool:
     """An empty pool of `num_pages` pages, the null page among them.
 
     Raises: InvariantBroken: fewer than two pages, or pages of no tokens.
@@ -117,6 +122,8 @@ def kv_pool(config: ModelConfig, *, num_pages: int, page_tokens: int, kernels: K
         raise InvariantBroken("a KV pool without a usable page", num_pages=num_pages, page_tokens=page_tokens)
     shape = (num_pages, config.num_layers, 2, config.num_kv_heads, page_tokens, config.head_dim)
     with torch.inference_mode(mode=False):  # an ordinary tensor, which streams may write in any mode
+        if device.type != "cpu":
+            return KvPool(pages=torch.zeros(shape, dtype=torch.float32, device=device), kernels=kernels)
         # Zeros that the kernel maps when a page is first used: the pool costs memory as it fills, and no
         # start-up time. `torch.zeros` would write all of it.
         return KvPool(pages=torch.from_numpy(np.zeros(shape, dtype=np.float32)), kernels=kernels)

@@ -36,18 +36,20 @@ def bind_model(
 ) -> LoadedModel:
     """Bind `weights`, which it takes and empties, to a new pool of `num_pages` (null page included).
 
-    A model with window layers or linear attention has a pool of several groups; `num_pages` are its parents.
+    The pool is on the device of the weights. A model with window layers or linear attention has a pool of
+    several groups; `num_pages` are its parents.
 
     Raises: ModelError: the rope scaling's parameters cannot be used.
     """
     config = weights.config
-    with torch.inference_mode():
+    device = weights.tensors["embedding"].device
+    with torch.inference_mode(), device:  # what is computed from the configuration goes there, too
         groups = attention_groups(config, page_tokens, number_bytes=FLOAT32_BYTES)
         if len(groups) > 1:
-            parents = grouped_pool(cache_layout(groups), num_parents=num_pages)
+            parents = grouped_pool(cache_layout(groups), num_parents=num_pages, device=device)
             several = _step_of_groups(weights, parents, page_tokens, kernels)
             return LoadedModel(step=several, pool=parents, weights_bytes=weights.nbytes, config=config)
-        pool = kv_pool(config, num_pages=num_pages, page_tokens=page_tokens, kernels=kernels)
+        pool = kv_pool(config, num_pages=num_pages, page_tokens=page_tokens, kernels=kernels, device=device)
         step = _step(weights, config, pool, kernels)
     return LoadedModel(step=step, pool=pool, weights_bytes=weights.nbytes, config=config)
 
