@@ -19,6 +19,7 @@ from tokenspeed.device.executors.ports import BlockPool, Logprobs, SlotStates
 from tokenspeed.device.executors.prepare import Prepared, PromptRows, prepare
 from tokenspeed.device.executors.slot_states import TokensOnDevice
 from tokenspeed.device.executors.slots import SlotState, slot_state
+from tokenspeed.device.launch_check import LaunchCheck, launch_check
 from tokenspeed.device.sampling.base import Sampler
 from tokenspeed.device.step import ForwardStep, LayersReady, RaggedRows
 from tokenspeed.errors import InvariantBroken
@@ -47,6 +48,7 @@ class StreamExecutor:
     logprobs: Logprobs
     slots: SlotState
     future_tokens: DeviceBuffer
+    check: LaunchCheck = attrs.field(factory=launch_check)
 
     def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
         """On the exec stream, behind every forward queued before, which may still write a source."""
@@ -72,19 +74,21 @@ class StreamExecutor:
         for changes in grants:
             self.slots.grant(changes)
         if dispatch.seats:
-            self._submit(partial(self._seat, dispatch.seats), "seat")
+            self._submit(self.check.seats(dispatch.seats, partial(self._seat, dispatch.seats)), "seat")
         if batch is None:
             return NoForwardLanding(event=self.backend.exec_stream.submit(self._all_layers(ready), "fence"))
         prepared = prepare(batch, dispatch.logprobs, self.slots)
         outputs = Outputs()
-        event = self._submit(partial(self._run, prepared, ready, outputs), "batch")
+        job = self.check.forward(batch, prepared, partial(self._run, prepared, ready, outputs))
+        event = self._submit(job, "batch")
         return StreamLanding(event=event, prepared=prepared, outputs=outputs)
 
     def release(self, rows: tuple[int, ...], slots: tuple[int, ...]) -> None:
         """Forget what the sampler holds for ended requests, behind the forwards that read it (OL-14)."""
         ended = tuple(slot for row, slot in zip(rows, slots, strict=True) if self.slots.vacate(row, slot))
         if ended:
-            self._submit(partial(self._release, ended), "release")
+            job = self.check.release(ended, self.future_tokens, partial(self._release, ended))
+            self._submit(job, "release")
 
     def idle_forward(self) -> None:
         """A group of one rank has no peers to join."""

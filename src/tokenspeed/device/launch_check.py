@@ -1,0 +1,156 @@
+"""The debug form of the capture contract for a launched forward: frozen, compared, then poisoned (DP-51).
+
+With TOKENSPEED_CAPTURE_CHECK=1 the arrays that a forward reads cannot be written from its launch on;
+a digest of them at the launch is compared when the forward begins and when it has ended, which finds
+edits through other views; and at the end they are overwritten with a number that is neither token,
+position, block nor slot, so that whatever still reads them goes wrong at once and visibly. The latest
+token of a slot is overwritten when its request leaves. Every forward also finds the requests that it
+was launched for in their slots: the token of any other would reach a stranger.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+import attrs
+import numpy as np
+
+from tokenspeed.device.backends.base import DeviceBuffer, HostArray, Job
+from tokenspeed.device.capture import ENV_SWITCH
+from tokenspeed.device.executors.prepare import Prepared
+from tokenspeed.errors import InvariantBroken
+from tokenspeed.plane.plan import ForwardBatch, Seat
+
+POISON = -0x5A5A5A5B
+"""Fits int32 and int64, and is no valid token, position, offset, block or slot."""
+
+READ_BY_LANDING = frozenset({"sampled"})
+"""Fields of `Prepared` that outlive the forward: its result is made with them, by the committing thread."""
+
+
+class LaunchCheck(Protocol):
+    """Wraps the jobs that an executor submits; ``ts-forward`` calls it, in the order of submission."""
+
+    def forward(self, batch: ForwardBatch, prepared: Prepared, job: Job) -> Job:
+        """`job` runs `batch` and reads `prepared`. What is returned raises InvariantBroken where it runs."""
+        ...
+
+    def seats(self, seats: tuple[Seat, ...], job: Job) -> Job: ...
+
+    def release(self, slots: tuple[int, ...], tokens: DeviceBuffer, job: Job) -> Job:
+        """`tokens`: int64 ``[all slots]``, each one's latest token."""
+        ...
+
+
+@attrs.frozen(eq=False)
+class Unchecked:
+    """Costs nothing; for production."""
+
+    def forward(self, batch: ForwardBatch, prepared: Prepared, job: Job) -> Job:
+        del batch, prepared
+        return job
+
+    def seats(self, seats: tuple[Seat, ...], job: Job) -> Job:
+        del seats
+        return job
+
+    def release(self, slots: tuple[int, ...], tokens: DeviceBuffer, job: Job) -> Job:
+        del slots, tokens
+        return job
+
+
+@attrs.define(eq=False)
+class Seated:
+    """Writer: jobs of the exec stream. The request-table row in each slot, as of the stream's time."""
+
+    rows: dict[int, int] = attrs.field(factory=dict[int, int])
+
+
+@attrs.frozen(eq=False)
+class CheckedLaunches:
+    """`LaunchCheck` of one executor."""
+
+    seated: Seated = attrs.field(factory=Seated)
+
+    def forward(self, batch: ForwardBatch, prepared: Prepared, job: Job) -> Job:
+        inputs = dict(_inputs(prepared))
+        digests = {name: _digest(array) for name, array in inputs.items()}
+        writeable = [array for array in inputs.values() if array.flags.writeable]
+        _let_write(writeable, allowed=False)
+
+        def checked() -> None:
+            self._owned(batch)
+            _compare(inputs, digests, "between launch and begin")
+            # torch takes no tensor of memory that cannot be written; nothing of it is written all the same.
+            _let_write(writeable, allowed=True)
+            job()
+            _compare(inputs, digests, "while the forward ran")
+            for name, array in inputs.items():
+                if name not in READ_BY_LANDING:
+                    array.fill(POISON)
+            _let_write(writeable, allowed=False)
+
+        return checked
+
+    def seats(self, seats: tuple[Seat, ...], job: Job) -> Job:
+        def checked() -> None:
+            self.seated.rows.update({seat.slot: seat.row for seat in seats})
+            job()
+
+        return checked
+
+    def release(self, slots: tuple[int, ...], tokens: DeviceBuffer, job: Job) -> Job:
+        def checked() -> None:
+            job()
+            for slot in slots:
+                self.seated.rows.pop(slot, None)
+                tokens.unwrap()[slot] = POISON
+
+        return checked
+
+    def _owned(self, batch: ForwardBatch) -> None:
+        for row, slot in zip(batch.rows.tolist(), batch.slots.tolist(), strict=True):
+            if self.seated.rows.get(slot) != row:
+                raise InvariantBroken(
+                    "a late forward: its request has left the slot that it would write to",
+                    row=row,
+                    slot=slot,
+                    seated=self.seated.rows.get(slot),
+                )
+
+
+def launch_check(environ: Mapping[str, str] | None = None) -> LaunchCheck:
+    """`CheckedLaunches` where the environment (None: this process's) has TOKENSPEED_CAPTURE_CHECK=1."""
+    asked = (os.environ if environ is None else environ).get(ENV_SWITCH)
+    return CheckedLaunches() if asked == "1" else Unchecked()
+
+
+def _inputs(prepared: Prepared) -> Iterator[tuple[str, HostArray]]:
+    """Every array below `prepared`, by name."""
+    for field in attrs.fields(Prepared):
+        value = getattr(prepared, field.name)
+        if isinstance(value, np.ndarray):
+            yield field.name, value
+        elif isinstance(value, tuple):
+            yield from ((f"{field.name}[{i}]", array) for i, array in enumerate(value))
+    if prepared.logprobs is not None:
+        yield "logprobs.among", prepared.logprobs.among
+    if prepared.prompt is not None:
+        yield "prompt.targets", prepared.prompt.targets
+
+
+def _digest(array: HostArray) -> int:
+    return hash(array.tobytes())
+
+
+def _compare(inputs: Mapping[str, HostArray], digests: Mapping[str, int], when: str) -> None:
+    changed = [name for name, array in inputs.items() if _digest(array) != digests[name]]
+    if changed:
+        raise InvariantBroken("an input of a launched forward was changed", inputs=changed, when=when)
+
+
+def _let_write(arrays: list[HostArray], *, allowed: bool) -> None:
+    for array in arrays:
+        array.flags.writeable = allowed
