@@ -1,9 +1,11 @@
-"""The check of the capture contract: what a queued operation may carry (DP-49, DP-50).
+"""The check of the capture contract: what a queued operation may carry, and that it stays (DP-49, DP-50).
 
 Arguments of queued operations are the only carrier of information to the data plane. They are plain
 values that nobody can change after queueing: numbers, text, bytes, enum members, tuples of such,
 frozen values of the plane, and numpy arrays that are read-only down to the memory they view. There
-is no entry in the list for a tensor, a list, a callable or a live control object.
+is no entry in the list for a tensor, a list, a callable or a live control object. A seal over the
+arguments, made when they are queued, finds what was changed all the same, through memory that is
+shared or made writable again. `device.launch_check` does likewise for what the forward thread makes of them.
 """
 
 from __future__ import annotations
@@ -29,6 +31,40 @@ class CaptureCheck(Protocol):
         """Raises InvariantBroken: `argument` holds something that must not be queued."""
         ...
 
+    def seal(self, operation: str, argument: object) -> Seal:
+        """Take down what `argument`, which has passed `check`, says now."""
+        ...
+
+
+class Seal(Protocol):
+    """What an argument said when it was queued."""
+
+    def verify(self, when: str) -> None:
+        """Raises InvariantBroken: the argument says something else now; `when` it was looked at."""
+        ...
+
+
+@attrs.frozen(eq=False)
+class NoSeal:
+    def verify(self, when: str) -> None:
+        return None
+
+
+NO_SEAL = NoSeal()
+
+
+@attrs.frozen(eq=False)
+class DigestSeal:
+    """A digest of every value below the argument, array contents included."""
+
+    operation: str
+    argument: object
+    digest: int
+
+    def verify(self, when: str) -> None:
+        if _digest(self.argument) != self.digest:
+            raise InvariantBroken("an argument was changed after it was queued", operation=self.operation, found=when)
+
 
 @attrs.frozen(eq=False)
 class Trusting:
@@ -36,6 +72,9 @@ class Trusting:
 
     def check(self, operation: str, argument: object) -> None:
         return None
+
+    def seal(self, operation: str, argument: object) -> Seal:
+        return NO_SEAL
 
 
 @attrs.frozen(eq=False)
@@ -47,10 +86,25 @@ class Strict:
         if fault:
             raise InvariantBroken("an operation was given something mutable", operation=operation, found=fault)
 
+    def seal(self, operation: str, argument: object) -> Seal:
+        return DigestSeal(operation, argument, _digest(argument))
+
 
 def capture_check(environment: Mapping[str, str], *, debug: bool = False) -> CaptureCheck:
     """`Strict` where the settings say debug or the environment has TOKENSPEED_CAPTURE_CHECK=1."""
     return Strict() if debug or environment.get(ENV_SWITCH) == "1" else Trusting()
+
+
+def _digest(value: object) -> int:
+    """Of a value on the allow-list."""
+    if isinstance(value, tuple):
+        return hash(tuple(_digest(item) for item in value))
+    if isinstance(value, np.ndarray):
+        return hash((value.shape, value.tobytes()))
+    kind = type(value)
+    if attrs.has(kind):
+        return hash(tuple(_digest(getattr(value, field.name)) for field in attrs.fields(kind)))
+    return hash(value)
 
 
 def _fault(value: object, path: str) -> str:

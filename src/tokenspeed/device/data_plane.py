@@ -34,7 +34,7 @@ from typing import TypeAlias
 
 import attrs
 
-from tokenspeed.device.capture import CaptureCheck, capture_check
+from tokenspeed.device.capture import NO_SEAL, CaptureCheck, Seal, capture_check
 from tokenspeed.device.guards import UNWATCHED, SyncDebug, sync_debug
 from tokenspeed.device.handle import CacheOps, cache_ops_from_plan
 from tokenspeed.device.jit_monitor import NO_COMPILATIONS, JitMonitor
@@ -48,10 +48,15 @@ THREAD_NAME = "ts-forward"
 
 @attrs.define(eq=False)
 class Flight:
-    """One queued plan. Writer: ``ts-forward``, which sets `landing` before `launched`."""
+    """One queued plan. Writer: ``ts-forward``, which sets `landing` before `launched`.
+
+    Attributes:
+        seal: over plan and dispatch; written before they are queued.
+    """
 
     launched: threading.Event = attrs.field(factory=threading.Event)
     landing: Landing | None = None
+    seal: Seal = NO_SEAL
 
 
 @attrs.define(eq=False)
@@ -161,7 +166,7 @@ class HostDataPlane:
         self.check.check("execute", (plan, dispatch))
         state = self.state
         state.tickets += 1
-        ticket, flight = Ticket(state.tickets), Flight()
+        ticket, flight = Ticket(state.tickets), Flight(seal=self.check.seal("execute", (plan, dispatch)))
         if plan.batch is not None:
             state.flights[ticket] = flight
         self._put(Execute(plan, dispatch, flight))
@@ -187,6 +192,7 @@ class HostDataPlane:
             raise InvariantBroken("a launched forward without a landing", ticket=ticket)
         try:
             result = flight.landing.result()
+            flight.seal.verify("when its forward had landed")
         except BaseException as error:
             self._keep(error)
             self._surface()
@@ -303,6 +309,7 @@ class HostDataPlane:
         handle = self.handle
         match operation:
             case Execute(plan=plan, dispatch=dispatch, flight=flight):
+                flight.seal.verify("before its launch")
                 flight.landing = handle.execute(plan, dispatch, self.adapt(plan).device)
                 flight.landing.notify(self.wakeup)
             case Release(rows=rows, slots=slots):
