@@ -102,7 +102,7 @@ class Node:
             verb = self.stored.executor.open[op_id].verb.value
             self.stored.end(op_id, fails=lambda at: bool(fails >> at % 4 & 1))
             done = self.stored.executor.completed[-1]
-            self.seen.note(f"{verb} {'ok' if all(done.outcomes) else 'in part' if any(done.outcomes) else 'failed'}")
+            self.seen.note(f"{verb} ok" if all(done.outcomes) else f"{verb} failed")
 
     def repeat_storage(self, which: int) -> None:
         """A completion comes once more."""
@@ -154,10 +154,10 @@ class Node:
         for transfer in self.peer.open.values():
             yield from ((part.group, block) for part in transfer.stream.pages for block in part.blocks)
 
-    def calm(self) -> None:
+    def let_go(self) -> None:
         """Nothing is held back any more."""
         self.freeze(frozen=False)
-        self.rig.host.held, self.rig.host.delay = set(), 0
+        self.rig.host.held = set()
         self.peer.held = False
         if self.stored is not None:
             self.stored.served, self.stored.executor.pressure = True, 0.0

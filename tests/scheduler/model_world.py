@@ -12,7 +12,7 @@ from model_node import Node, node
 from model_seen import Seen
 from scheduler_rig import Request, described
 
-from tokenspeed.plane.plan import ExecutionPlan
+from tokenspeed.plane.plan import ExecutionPlan, RestoreOp, SnapshotOp, StorageVerb
 from tokenspeed.plane.results import CacheAcks, HeadFacts
 from tokenspeed.scheduler.config import Role
 from tokenspeed.scheduler.states import State
@@ -46,6 +46,10 @@ class World:
     seen: Seen
     trace: hashlib._Hash | None = None
     frozen: bool = False
+    patience: int = 0
+    """Steps until nothing is held back any more; else one that is never revoked would end all life."""
+    busy: int = 0
+    """Steps since the last lull."""
 
     @property
     def first(self) -> Node:
@@ -57,18 +61,39 @@ class World:
         results = [one.submit(prompt, copies=copies, media=items, **more) for one in self.nodes]
         assert all(result == results[0] for result in results)
 
-    def abort(self, *, which: int, rare: bool) -> None:
+    def abort(self, *, which: int, rare: bool, times: int) -> None:
         for one in self.nodes:
             live = [request for request in one.rig.requests if not request.retired]
             if rare:
                 live.sort(key=lambda request: RARE.index(one.rig.scheduler.life.of(request.row)))
                 live = live[:2]
             if live:
-                self._abort(one, live[which % len(live)])
+                self._abort(one, live[which % len(live)], times)
 
-    def _abort(self, one: Node, request: Request) -> None:
-        one.seen.aborted(one.rig.scheduler.life.of(request.row))
-        one.rig.abort(request)
+    def _abort(self, one: Node, request: Request, times: int) -> None:
+        """It may be told more than once."""
+        for _ in range(times):
+            one.seen.aborted(one.rig.scheduler.life.of(request.row))
+            one.rig.abort(request)
+
+    def abort_when(self, *, state: State, patience: int, times: int) -> None:
+        """A request in a rare state, else the first in `state`, as soon as there is one, held there if need be."""
+        self._hold_for(10)
+        for one in self.nodes:
+            one.rig.host.held |= {State.IMAGING: {SnapshotOp}, State.RESTORING: {RestoreOp}}.get(state, set())
+            one.peer.held |= state is State.HANDOFF
+            if one.stored is not None and state is State.PREPARING:
+                one.stored.served = False
+        life = self.first.rig.scheduler.life
+        if state is State.PREPARING:
+            self.rounds(count=1)
+        for _ in range(patience):
+            rows = next((life.rows(seldom) for seldom in (*RARE[:6], state) if life.count(seldom)), ())
+            if rows:
+                for one in self.nodes:
+                    self._abort(one, one.rig.by_row[rows[0]], times)
+                return
+            self.rounds(count=1)
 
     def rounds(self, *, count: int) -> None:
         for _ in range(count):
@@ -90,11 +115,13 @@ class World:
 
     def freeze(self, *, frozen: bool) -> None:
         self.frozen = frozen
+        self._hold_for(6)
         for one in self.nodes:
             one.freeze(frozen=frozen)
 
     def withhold(self, *, kind: int, held: bool) -> None:
         """Acknowledgments of one kind do not come for a while."""
+        self._hold_for(10)
         for one in self.nodes:
             (one.rig.host.held.add if held else one.rig.host.held.discard)(KINDS[kind])
 
@@ -116,14 +143,20 @@ class World:
             one.rig.scheduler.advance_head(HeadFacts(acks=CacheAcks(**wrong)))
 
     def storage_serves(self, *, served: bool) -> None:
+        self._hold_for(10)
         for one in self.nodes:
             if one.stored is not None:
                 one.stored.served = served
 
     def storage_ends(self, *, which: int, fails: int, cancel: bool) -> None:
+        self.storage_serves(served=False)
+        for _ in range(3):
+            if self.first.stored is not None and not self.first.stored.executor.open:
+                self.rounds(count=1)
         for one in self.nodes:
             if one.stored is not None and one.stored.executor.open:
-                ids = sorted(one.stored.executor.open)
+                ops = one.stored.executor.open
+                ids = sorted(op_id for op_id, op in ops.items() if op.verb is StorageVerb.GET) or sorted(ops)
                 one.end_storage(ids[which % len(ids)], fails, cancel=cancel)
 
     def storage_repeats(self, *, which: int) -> None:
@@ -137,10 +170,15 @@ class World:
                 one.stored.executor.pressure = pressure
 
     def transfers_hang(self, *, held: bool) -> None:
+        self._hold_for(10)
         for one in self.nodes:
             one.peer.held = held
 
     def transfer_ends(self, *, which: int, ok: bool) -> None:
+        self.transfers_hang(held=True)
+        for _ in range(3):
+            if not self.first.peer.open:
+                self.rounds(count=1)
         for one in self.nodes:
             rows = list(one.peer.open)
             if rows:
@@ -148,21 +186,44 @@ class World:
 
     def lull(self, *, clear: bool) -> None:
         """Nothing is held back for a while, until all requests have ended."""
-        self.calm()
-        if clear:
-            self.clear()
+        if self.busy > 20:
+            self.calm()
+            if clear:
+                self.clear()
+
+    def can(self, action: str) -> bool:
+        """Whether there is something that the action can be about."""
+        first, config = self.first, self.first.rig.config
+        match action.split("_", maxsplit=1)[0]:
+            case "storage":
+                return first.stored is not None
+            case "transfer" | "transfers":
+                return config.role is not Role.PLAIN
+            case "withhold" | "acknowledge":
+                return config.host_parents > 0
+            case "plan":
+                return config.overlap_schedule_depth > 0
+            case "submit":
+                return first.rig.scheduler.sizes().held < 12
+            case _:
+                return True
 
     # ---- between and behind the actions -------------------------------------------------------------
 
     def check(self) -> None:
         self.first.check()
         self.seen.step(self.first.rig)
+        self.busy += 1
+        self.patience -= 1
+        if not self.patience:
+            self._let_go()
 
     def calm(self) -> None:
         """Everything that was held back comes, and everything must end."""
-        self.frozen = False
+        self._let_go()
+        self.busy = 0
         for one in self.nodes:
-            one.calm()
+            one.rig.host.delay = 0
         for _ in range(3000):
             if not self.first.rig.scheduler.sizes().held:
                 break
@@ -175,6 +236,15 @@ class World:
         self.first.check()
         for one in self.nodes:
             one.check_end()
+
+    def _hold_for(self, steps: int) -> None:
+        if self.patience <= 0:
+            self.patience = steps
+
+    def _let_go(self) -> None:
+        self.frozen, self.patience = False, 0
+        for one in self.nodes:
+            one.let_go()
 
     def _same(self, plans: list[ExecutionPlan]) -> None:
         if self.frozen:
@@ -194,7 +264,16 @@ def world(role: Role, chosen: Mapping[str, object], seen: Seen, *, trace: hashli
     for one in nodes:
         one.rig.host.delay = int(str(chosen["delay"]))
         one.peer.delay = one.rig.host.delay
-    return World(nodes, seen, trace)
+    lived = World(nodes, seen, trace)
+    if config.storage:
+        # Something is stored from the beginning.
+        for stem in range(len(STEMS)):
+            lived.submit(stem=stem, keep=20, tail=(0,), copies=1, media=0, max_new=1, eos_ends=False)
+        lived.calm()
+        lived.clear()
+        for one in nodes:
+            one.rig.host.delay = one.peer.delay
+    return lived
 
 
 def run_trace(seed: int, *, steps: int, seen: Seen, **fixed: object) -> str:
@@ -208,10 +287,10 @@ def run_trace(seed: int, *, steps: int, seen: Seen, **fixed: object) -> str:
     weights = [ACTIONS[name][0] for name in names]
     for _ in range(steps):
         (name,) = dice.choices(names, weights)
-        if name == "submit" and lived.first.rig.scheduler.sizes().held > 11:
-            name = "rounds"
         arguments = {key: dice.choice(values) for key, values in ACTIONS[name][1].items()}
-        getattr(lived, name)(**arguments)
+        if lived.can(name):
+            getattr(lived, name)(**arguments)
+        lived.rounds(count=dice.choice((0, 0, 1, 2)))
         lived.check()
     lived.finish()
     assert lived.trace is not None

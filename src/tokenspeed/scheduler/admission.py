@@ -90,7 +90,12 @@ class Admission:
         # Match and allocation look at one state of the index: nothing happens in between.
         hit = self.cache.match(row, most=most)
         cover = min(known + self.config.ahead_tokens, limit)
-        if not self._fits(row, hit, cover, limit):
+        fits = self._fits(row, hit, cover, limit)
+        if not fits and not seated:
+            # Alone it must fit; what it shares may be scattered over parents, which then count as used.
+            hit = self.cache.match(row, most=0)
+            fits = self._fits(row, hit, cover, limit)
+        if not fits:
             state.order, state.unused, state.seated, state.found = order, unused, seated, hit.tokens
             return None
         state.order = -1
@@ -116,7 +121,12 @@ class Admission:
         known, limit = int(self.table.tokens.known[row]), self._limit(row)
         cover = min(known + self.config.ahead_tokens, limit)
         hit = self.images.hit(row)
-        if not self._fits(row, hit, cover, limit):
+        fits = self._fits(row, hit, cover, limit)
+        if not fits and not self.residents.seated:
+            # Alone it must fit; what it shares may be scattered over parents, which then count as used.
+            hit = self.images.hit(row, device=False)
+            fits = self._fits(row, hit, cover, limit)
+        if not fits:
             self.state.away = now
             return None
         self.state.away = (-1, 0, 0)

@@ -39,8 +39,8 @@ class Images(Protocol):
         """Whether all of the image is there."""
         ...
 
-    def hit(self, row: int) -> Hit:
-        """Its named blocks: on the device, else in the host tier."""
+    def hit(self, row: int, *, device: bool = True) -> Hit:
+        """Its named blocks: on the device, if `device` allows that, else in the host tier."""
         ...
 
     def restore(self, row: int, hit: Hit, *, goal: int, limit: int, cover: int) -> None:
@@ -76,7 +76,8 @@ class NoImages:
     def ready(self, row: int) -> bool:
         raise no_image(row)
 
-    def hit(self, row: int) -> Hit:
+    def hit(self, row: int, *, device: bool = True) -> Hit:
+        del device
         raise no_image(row)
 
     def restore(self, row: int, hit: Hit, *, goal: int, limit: int, cover: int) -> None:

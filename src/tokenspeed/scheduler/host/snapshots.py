@@ -134,11 +134,11 @@ class SnapshotImages:
             host.all_written(group, imaged.host_blocks) for group, imaged in enumerate(image.groups)
         )
 
-    def hit(self, row: int) -> Hit:
+    def hit(self, row: int, *, device: bool = True) -> Hit:
         image = self._image(row)
         return Hit(
             tokens=image.tokens,
-            groups=tuple(self._found(group, imaged) for group, imaged in enumerate(image.groups)),
+            groups=tuple(self._found(group, imaged, device=device) for group, imaged in enumerate(image.groups)),
         )
 
     def restore(self, row: int, hit: Hit, *, goal: int, limit: int, cover: int) -> None:
@@ -271,11 +271,13 @@ class SnapshotImages:
                 tail.append(GroupBlocks(group=number, blocks=sources))
         return tuple(tail)
 
-    def _found(self, group: int, imaged: ImagedGroup) -> GroupHit:
-        blocks = [self.cache.block(group, name) for name in imaged.names]
-        device: Int32Array = np.array([NOWHERE if block is None else block for block in blocks], dtype=np.int32)
+    def _found(self, group: int, imaged: ImagedGroup, *, device: bool) -> GroupHit:
+        found: Int32Array = np.full(len(imaged.names), NOWHERE, dtype=np.int32)
+        if device:
+            blocks = [self.cache.block(group, name) for name in imaged.names]
+            found[:] = [NOWHERE if block is None else block for block in blocks]
         return GroupHit(
-            first=imaged.first, device=device, host=np.where(device == NOWHERE, imaged.host_blocks, np.int32(NOWHERE))
+            first=imaged.first, device=found, host=np.where(found == NOWHERE, imaged.host_blocks, np.int32(NOWHERE))
         )
 
 
