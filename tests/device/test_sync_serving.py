@@ -130,8 +130,8 @@ logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
 link = RecordingLink()
 with rank_engine(TINY, connect=lambda info, wakeup: link, sampler=hidden_item) as engine:
     engine.enter_serving()
-    link.put(request("a", 3, max_new=6))
-    serve(engine, link, ["a"], rounds=50)
+    link.put(request("a", 3, max_new=40))
+    serve(engine, link, ["a"], rounds=100)
 print(len(link.tokens("a")), "tokens")
 """
 
@@ -146,7 +146,7 @@ def test_by_default_a_rank_that_entered_serving_reports_the_place_once_and_goes_
     warnings = [line for line in found.stdout.splitlines() if line.startswith("WARNING") and "waits for" in line]
     assert len(warnings) == 1, found.stdout
     assert "(HiddenItem.sample): .item() waits for the device" in warnings[0]
-    assert "6 tokens" in found.stdout
+    assert "40 tokens" in found.stdout
 
 
 @pytest.mark.contract("DP-62")

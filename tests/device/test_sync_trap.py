@@ -13,7 +13,7 @@ from device_doubles import CountingWakeup, FakeHandle, plan
 from tokenspeed.device.backends.cpu import open_cpu_backend
 from tokenspeed.device.backends.host_stream import HostEvent
 from tokenspeed.device.data_plane import open_data_plane
-from tokenspeed.device.guards import CudaSyncDebug, HostSyncDebug, sync_debug
+from tokenspeed.device.guards import WARN_EVERY, CudaSyncDebug, HostSyncDebug, sync_debug
 from tokenspeed.device.host_sync import allow_host_sync, device_code, host_to_device
 from tokenspeed.device.sync_trap import SWITCH, SyncDebugMode, SyncTrap
 from tokenspeed.errors import InvariantBroken, SettingsError
@@ -183,6 +183,16 @@ def test_arming_reaches_torchs_own_mode_on_cuda_whatever_the_environment_says(va
     assert told == [mode]
     host.arm()
     assert host.watching() is host.trap
+
+
+@pytest.mark.contract("DP-61")
+@pytest.mark.parametrize(("mode", "every"), [("warn", WARN_EVERY), ("error", 1)])
+def test_where_it_is_only_reported_one_piece_of_work_in_so_many_is_watched(mode: str, every: int) -> None:
+    sync = sync_debug({SWITCH: mode})
+    assert isinstance(sync, HostSyncDebug)
+    sync.arm()
+    watched = [sync.watching() is sync.trap for _ in range(2 * every + 1)]
+    assert watched == [turn % every == 0 for turn in range(2 * every + 1)]
 
 
 @pytest.mark.contract("DP-59")

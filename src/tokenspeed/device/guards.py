@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeAlias
@@ -35,21 +36,42 @@ class Armed:
     armed: bool = False
 
 
+class Turns(threading.local):
+    """Pieces of work that the calling thread has begun since arming. Writer: HostSyncDebug."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+
 UNWATCHED: Watched = nullcontext()
+
+WARN_EVERY = 17
+"""Of so many pieces of work on a thread one is watched where a wait is only reported: the trap costs about
+5 us a tensor operation, and what waits in per-round work waits in other rounds, too. A prime, so that it
+keeps step with no pattern of jobs."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class HostSyncDebug:
-    """Sync debugging of the CPU: until it is armed nothing is watched, so that start-up may wait (DP-60)."""
+    """Sync debugging of the CPU: until it is armed nothing is watched, so that start-up may wait (DP-60).
+
+    Attributes:
+        every: one of so many pieces of work on a thread is watched, beginning with the first.
+    """
 
     trap: SyncTrap
+    every: int = 1
     state: Armed = attrs.field(factory=Armed)
+    turns: Turns = attrs.field(factory=Turns)
 
     def arm(self) -> None:
         self.state.armed = True
 
     def watching(self) -> Watched:
-        return self.trap if self.state.armed else UNWATCHED
+        if not self.state.armed:
+            return UNWATCHED
+        turn, self.turns.begun = self.turns.begun, self.turns.begun + 1
+        return self.trap if turn % self.every == 0 else UNWATCHED
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -80,7 +102,8 @@ def sync_debug(environ: Mapping[str, str] | None = None, *, device_type: str = "
         raise SettingsError(f"{SWITCH}: {asked!r} is not one of {', '.join(known)}; it cannot be switched off")
     if device_type == "cuda":
         return CudaSyncDebug(mode=known[asked])
-    return HostSyncDebug(trap=SyncTrap(known[asked]))
+    mode = known[asked]
+    return HostSyncDebug(trap=SyncTrap(mode), every=1 if mode is SyncDebugMode.ERROR else WARN_EVERY)
 
 
 @attrs.define(eq=False)
