@@ -289,3 +289,23 @@ def test_events_of_transfers_that_are_not_open_are_broken_invariants() -> None:
     rig.round()
     with pytest.raises(InvariantBroken, match="bootstrap"):
         rig.scheduler.advance([TransferDone(row=request.row, ok=True)])
+
+
+def test_of_a_window_only_what_the_first_decode_sees_is_sent_and_found_later() -> None:
+    groups = (
+        CacheGroupSpec(name="near", kind="window", block_tokens=4, window_tokens=3, blocks_per_parent=2),
+        CacheGroupSpec(name="far", kind="window", block_tokens=8, window_tokens=9),
+    )
+    both = pair(groups=groups)
+    both.new(prompt(26), max_new=2)
+    while not both.ready():
+        both.round()
+    for side in (both.prefill, both.decode):
+        # The query at position 26 sees 24, 25 of the one group and 18 .. 25 of the other.
+        assert [len(pages.blocks) for pages in side.streams["r0"].pages] == [1, 2]
+    both.run()
+    # A beginning of it: its window came over from nobody.
+    both.new(prompt(18) + prompt(4, seed=5), max_new=4)
+    both.new(prompt(26), max_new=4)
+    both.run()
+    both.check()

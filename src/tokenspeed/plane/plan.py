@@ -211,7 +211,8 @@ class RemoteStream:
     """One request's KV on its way to or from another node.
 
     Attributes:
-        pages: of a remote prefill the landing blocks, of a remote decode the whole table.
+        pages: of a remote prefill the landing blocks, of a remote decode those to be sent: of a window
+            group, what the query behind the prompt sees. Both end with the prompt.
         start: of a remote prefill, tokens that are there already; `pages` hold what comes behind them.
     """
 

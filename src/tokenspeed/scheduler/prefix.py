@@ -72,6 +72,10 @@ class PrefixCache(Protocol):
         """`row` now computes its tokens in `slot`, behind what was found on the device."""
         ...
 
+    def skip(self, group: int, slot: int, blocks: int) -> None:
+        """The first `blocks` of the slot's table are never filled, and must not be published."""
+        ...
+
     def forget(self, row: int) -> None:
         """`row` has ended."""
         ...
@@ -143,6 +147,9 @@ class NullPrefixCache:
         return False
 
     def seat(self, row: int, slot: int, hit: Hit) -> None:
+        return None
+
+    def skip(self, group: int, slot: int, blocks: int) -> None:
         return None
 
     def forget(self, row: int) -> None:

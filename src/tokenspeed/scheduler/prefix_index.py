@@ -106,6 +106,10 @@ class PrefixIndex:
                 int(on_device.argmax()) if on_device.any() else len(on_device)
             )
 
+    def skip(self, group: int, slot: int, blocks: int) -> None:
+        published = self.state.published
+        published[group, slot] = max(int(published[group, slot]), blocks)
+
     def forget(self, row: int) -> None:
         self.chains.forget(row)
 

@@ -147,9 +147,12 @@ class Receiver:
         prompt = int(self.table.identity.prompt_len[row])
         if not self.residents.extend(slot, tokens=prompt):
             raise InvariantBroken("a prompt admitted without its landing blocks", row=row)
+        for group in self.groups:
+            # The other node has given up what no query will see again, and does not send it.
+            self.residents.cache.skip(group.number, slot, group.first_seen(prompt))
         schedule.scheduled[row] = prompt
         self.life.move(row, Event.RECEIVE)
-        pages = _pages(self.groups, self.residents, slot, start=start)
+        pages = _pages(self.groups, self.residents, slot, start=start, seen_from=prompt)
         return RemoteStream(row=row, rid=self.table.identity.rid[row], slot=slot, pages=pages, start=start)
 
     def _go_on(self, row: int) -> None:
@@ -195,17 +198,20 @@ class Sender:
     def _hand_off(self, row: int) -> RemoteStream:
         self.life.move(row, Event.HAND_OFF)
         slot = int(self.table.schedule.slot[row])
-        pages = _pages(self.groups, self.residents, slot, start=0)
+        prompt = int(self.table.identity.prompt_len[row])
+        pages = _pages(self.groups, self.residents, slot, start=0, seen_from=prompt)
         return RemoteStream(row=row, rid=self.table.identity.rid[row], slot=slot, pages=pages)
 
 
-def _pages(groups: tuple[Group, ...], residents: Residents, slot: int, *, start: int) -> tuple[GroupBlocks, ...]:
-    """Blocks of the slot, in each group from the one that holds position `start`."""
+def _pages(
+    groups: tuple[Group, ...], residents: Residents, slot: int, *, start: int, seen_from: int
+) -> tuple[GroupBlocks, ...]:
+    """Blocks of the slot with positions from `start` on that a query at `seen_from` needs; ends with the prompt."""
     pages = []
     for group, tables in zip(groups, residents.state.groups, strict=True):
         first = int(tables.first[slot])
         if group.by_position:
-            first = max(first, start // group.block_tokens)
+            first = max(first, start // group.block_tokens, group.first_seen(seen_from))
         blocks = tables.blocks[slot, first : int(tables.held[slot])]
         pages.append(GroupBlocks(group=group.number, blocks=tuple(blocks.tolist())))
     return tuple(pages)
