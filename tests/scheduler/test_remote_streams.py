@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from remote_rig import Pair, Side, pair
 from scheduler_rig import build, prompt
+from toy_groups import some_groups
 
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.messages import Finish
@@ -26,7 +27,7 @@ def receiving(both: Pair, rid: str) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("groups", [(), WINDOWED], ids=["full", "window"])
+@pytest.mark.parametrize("groups", [(), WINDOWED, *some_groups(4).values()])
 def test_prompts_computed_on_one_node_go_on_on_the_other_with_the_same_tokens(
     groups: tuple[CacheGroupSpec, ...], depth: int
 ) -> None:
