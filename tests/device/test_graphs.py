@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import attrs
 import pytest
 import torch
+from graph_stand_in import KERNELS, Fixed, Replays
 from paged_rows import PagedRun, paged_run
 
 from tokenspeed.checkpoint.random_models import open_random_checkpoint
-from tokenspeed.device.graphs import Graph, GraphedStep, capture_decodes
-from tokenspeed.device.kernels import torch_kernels
-from tokenspeed.device.kernels.registry import KernelSet, kernel_set
-from tokenspeed.device.step import ForwardStep, LayersReady, RaggedRows
+from tokenspeed.device.graphs import GraphedStep, capture_decodes
+from tokenspeed.device.step import ForwardStep
 from tokenspeed.device.weights.bind import LoadedModel, bind_model
 from tokenspeed.device.weights.load import load_weights
 from tokenspeed.errors import InvariantBroken
@@ -22,71 +19,9 @@ PAGES, PAGE_TOKENS, WIDTH = 64, 8, 16
 CPU = torch.device("cpu")
 
 
-def write_but_for_padding(vectors: torch.Tensor, places: torch.Tensor, kv: torch.Tensor) -> None:
-    """What a kernel of a device does with rows that a graph was padded with."""
-    kept = places >= 0
-    torch_kernels.kv_write(vectors, places[kept], kv.reshape(len(places), 1, -1)[kept])
-
-
-KERNELS = attrs.evolve(kernel_set(KernelSet.TORCH), follows_tables=True, kv_write=write_but_for_padding)
-
-
 def model() -> LoadedModel:
     weights = load_weights(attrs.evolve(open_random_checkpoint("tiny-llama", served_name="x"), seed=1))
     return bind_model(weights, num_pages=PAGES, page_tokens=PAGE_TOKENS, kernels=KERNELS)
-
-
-@attrs.define(eq=False)
-class Fixed:
-    """A step whose logits for so many rows are always in the same place, as those of a captured graph are.
-
-    Attributes:
-        ran: tokens of each run.
-    """
-
-    inner: ForwardStep
-    places: dict[int, torch.Tensor] = attrs.field(factory=dict)
-    ran: list[int] = attrs.field(factory=list)
-    ready: list[LayersReady] = attrs.field(factory=list)
-
-    @property
-    def num_layers(self) -> int:
-        return self.inner.num_layers
-
-    @torch.inference_mode()
-    def run(
-        self, rows: RaggedRows, *, layers: range, ready: LayersReady, hidden: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        self.ran.append(len(rows.token_ids))
-        self.ready.append(ready)
-        logits = self.inner.run(rows, layers=layers, ready=ready, hidden=hidden)
-        return self.places.setdefault(len(logits), logits).copy_(logits)
-
-
-@attrs.define(eq=False)
-class Replays:
-    """`Capture` whose graphs run again what was recorded.
-
-    Attributes:
-        log: rows of each graph as it is captured, and ``"replay"``.
-    """
-
-    log: list[str] = attrs.field(factory=list)
-
-    def __call__(self, launch: Callable[[], None]) -> Graph:
-        launch()
-        self.log.append("capture")
-        return Replayed(launch, self.log)
-
-
-@attrs.frozen(eq=False)
-class Replayed:
-    launch: Callable[[], None]
-    log: list[str]
-
-    def replay(self) -> None:
-        self.log.append("replay")
-        self.launch()
 
 
 @attrs.define(eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import attrs
@@ -97,9 +97,11 @@ class StandInCuda:
         self.calls.append(("pinned", shape))
         return torch.full(shape, 99).to(dtype)
 
-    def pin(self, array: HostArray) -> Callable[[], None]:
+    def pin(self, array: HostArray) -> None:
         self.calls.append(("pin", array.nbytes))
-        return lambda: self.calls.append(("unpin", array.nbytes))
+
+    def unpin(self) -> None:
+        self.calls.append(("unpin", None))
 
     def end_all(self) -> None:
         self.held = False

@@ -19,6 +19,8 @@ from tokenspeed.checkpoint.progress import NoProgress, Progress
 from tokenspeed.device.attention_build import AttentionBuild, HostCacheFacts, attention_build
 from tokenspeed.device.backends.base import Backend
 from tokenspeed.device.backends.cpu import open_cpu_backend
+from tokenspeed.device.backends.cuda import open_cuda_backend
+from tokenspeed.device.backends.cuda_parts import cuda_parts
 from tokenspeed.device.backends.host_stream import JobWatch
 from tokenspeed.device.backends.simulated_parts import simulated_parts, simulated_settings
 from tokenspeed.device.executors.futures.executor import futures_executor
@@ -57,7 +59,9 @@ class OpenBackend(Protocol):
     def __call__(self, threads: int, watch: JobWatch = ...) -> Backend: ...
 
 
-OPENERS: Mapping[BackendKind, OpenBackend] = MappingProxyType({BackendKind.CPU: open_cpu_backend})
+OPENERS: Mapping[BackendKind, OpenBackend] = MappingProxyType(
+    {BackendKind.CPU: open_cpu_backend, BackendKind.CUDA: open_cuda_backend}
+)
 """The one place where a backend's name becomes a backend, with the number of compute threads and the jobs' watch."""
 
 
@@ -108,6 +112,8 @@ def build_device_side(
     if settings.device.backend is BackendKind.SIMULATED:
         settings = simulated_settings(settings)
         given = simulated_parts(settings, checkpoint, given)
+    elif settings.device.backend is BackendKind.CUDA:
+        given = cuda_parts(settings, checkpoint, given)
     machine = given.machine or read_machine()
     model: ModelFactory = given.model or model_factory(settings.device, checkpoint.config)
     with ExitStack() as opened:
@@ -198,6 +204,7 @@ def _host_tier(
         specs=specs,
         placement=attention.layer_places(specs.groups),
         counters=counters_for(attention.step),
+        parts=given.tier,
         cost=None if given.copy_cost is None else given.copy_cost(specs.groups),
     )
 

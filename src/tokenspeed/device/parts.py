@@ -15,6 +15,7 @@ from tokenspeed.device.backends.base import Backend
 from tokenspeed.device.backends.host_stream import JobWatch
 from tokenspeed.device.executors.ports import BlockPool, Logprobs
 from tokenspeed.device.gc_hooks import AutomaticCollection, RoundCounter
+from tokenspeed.device.kv.block_mover import TierParts
 from tokenspeed.device.kv.host_cache import CopyCost
 from tokenspeed.device.kv.layout import CacheGroup
 from tokenspeed.device.machine import Machine
@@ -84,6 +85,7 @@ class DeviceParts:
         rounds: is told of forwarded rounds; a rank process of the launcher passes `GcHooks`.
         machine: limits to size by; None: those of this process.
         watch: what jobs of the exec stream run inside of, with the backends of `build.OPENERS`.
+        tier: of a host tier, where the device's memory is not the host's.
         copy_cost: for these cache groups, what host-tier copies cost beside the time they take.
     """
 
@@ -94,4 +96,5 @@ class DeviceParts:
     rounds: RoundCounter = attrs.field(factory=AutomaticCollection)
     machine: Machine | None = None
     watch: JobWatch = nullcontext
+    tier: TierParts | None = None
     copy_cost: Callable[[tuple[CacheGroupSpec, ...]], CopyCost] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.config import ModelConfig
+from tokenspeed.device.backends.cuda_parts import cuda_parts
 from tokenspeed.device.backends.simulated_parts import simulated_machine, simulated_parts, simulated_settings
 from tokenspeed.device.backends.simulated_roofline import model_shape
 from tokenspeed.device.defaults import ModelFromWeights
@@ -46,6 +47,15 @@ def host_of(settings: Settings, memory: MemoryPlan, machine: Machine) -> HostPla
     The host of a simulated device has no limit: what is copied there is small.
     """
     simulated = settings.device.backend is Backend.SIMULATED
+    if settings.device.backend is Backend.CUDA:
+        host = read_machine()  # `machine` has the device's memory, where all the rest is
+        return plan_host(
+            settings.cache,
+            memory.layout.groups,
+            taken=0,
+            available=host.available_bytes,
+            source=host.memory_source,
+        )
     return plan_host(
         settings.cache,
         memory.layout.groups,
@@ -62,7 +72,11 @@ def survey(settings: Settings, checkpoint: Checkpoint) -> tuple[str, ...]:
     """
     if settings.device.backend is Backend.SIMULATED:
         return _simulated(simulated_settings(settings), checkpoint)
-    machine, model = read_machine(), model_factory(settings.device, checkpoint.config)
+    parts = DeviceParts()
+    if settings.device.backend is Backend.CUDA:
+        parts = cuda_parts(settings, checkpoint, parts)
+    machine = parts.machine or read_machine()
+    model = parts.model or model_factory(settings.device, checkpoint.config)
     budget = memory_budget(settings.device, machine)
     expected = model.expected_bytes(checkpoint.config)
     check_weights_fit(budget, expected)

@@ -40,7 +40,6 @@ REFUSALS: tuple[Refusal, ...] = (
     _refuse("parallel.tensor", lambda s: s.parallel.tensor > 1, "this build serves one rank; leave it at 1"),
     _refuse("parallel.pipeline", lambda s: s.parallel.pipeline > 1, "this build serves one rank; leave it at 1"),
     _refuse("parallel.data", lambda s: s.parallel.data > 1, "this build serves one rank; leave it at 1"),
-    _refuse("device.backend", lambda s: s.device.backend is Backend.CUDA, "this build has no CUDA backend; use cpu"),
     *(_refuse_unless_simulated(field.name, field.default) for field in attrs.fields(SimulatedSettings)),
     _refuse(
         "cache.host_gib",

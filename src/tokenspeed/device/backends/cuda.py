@@ -212,6 +212,7 @@ class CudaBackend:
 
     def close(self) -> None:
         with ExitStack() as closing:
+            closing.callback(self.api.unpin)  # last: copies may still run
             for stream in (self.exec_stream, self.write_stream, self.load_stream):
                 closing.callback(stream.close)
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 import attrs
-import numpy as np
 import torch
 
 from tokenspeed.device.backends.base import HostArray
@@ -68,12 +66,20 @@ class CudaApi(Protocol):
         """Host memory that the device copies to without a wait."""
         ...
 
-    def pin(self, array: HostArray) -> Callable[[], None]:
-        """Pin memory that is there already; the result lets it go again.
-
-        Raises: MemoryError: the driver refuses.
-        """
+    def pin(self, array: HostArray) -> None:
+        """Pin memory that is there already, until `unpin`. Raises MemoryError: the driver refuses."""
         ...
+
+    def unpin(self) -> None:
+        """Let go of all that was pinned; a second call does nothing."""
+        ...
+
+
+@attrs.define(eq=False)
+class PinnedMemory:
+    """Writer: TorchCuda. The arrays are kept: what is pinned must not be freed."""
+
+    arrays: list[HostArray] = attrs.field(factory=list[HostArray])
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -81,6 +87,7 @@ class TorchCuda:
     """`CudaApi` by torch."""
 
     device: torch.device
+    memory: PinnedMemory = attrs.field(factory=PinnedMemory)
 
     def stream(self) -> CudaStreamLike:
         return torch.cuda.Stream(self.device)
@@ -102,16 +109,13 @@ class TorchCuda:
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
-    def pin(self, array: HostArray) -> Callable[[], None]:
-        address, runtime = array.ctypes.data, torch.cuda.cudart()
-        if int(runtime.cudaHostRegister(address, array.nbytes, 0)):
+    def pin(self, array: HostArray) -> None:
+        if not array.nbytes:
+            return
+        if int(torch.cuda.cudart().cudaHostRegister(array.ctypes.data, array.nbytes, 0)):
             raise MemoryError(f"the driver does not pin {array.nbytes:,} bytes")
+        self.memory.arrays.append(array)
 
-        def unpin() -> None:
-            runtime.cudaHostUnregister(address)
-
-        return unpin if np.size(array) else _nothing
-
-
-def _nothing() -> None:
-    return None
+    def unpin(self) -> None:
+        while self.memory.arrays:
+            torch.cuda.cudart().cudaHostUnregister(self.memory.arrays.pop().ctypes.data)

@@ -13,11 +13,13 @@ from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.checkpoint.progress import Progress
 from tokenspeed.device.backends.cuda import open_cuda_backend, torch_cuda
 from tokenspeed.device.backends.cuda_api import CudaApi, TorchCuda
+from tokenspeed.device.backends.cuda_layers import CudaLayersArrived
 from tokenspeed.device.defaults import ModelFromWeights
 from tokenspeed.device.executors.futures.model_input import powers_of_two
 from tokenspeed.device.executors.ports import BlockPool
 from tokenspeed.device.graphs import Capture, capture_decodes, torch_capture
 from tokenspeed.device.kernels.registry import Kernels, kernels_for
+from tokenspeed.device.kv.block_mover import DriverMover, TierParts
 from tokenspeed.device.kv.layout import CacheGroup
 from tokenspeed.device.machine import Machine, read_machine
 from tokenspeed.device.memory import longest_wanted
@@ -119,6 +121,7 @@ def cuda_parts(
         model=given.model or model,
         sampler=given.sampler or SamplerOnDevice(api=api, kernels=kernels),
         machine=given.machine or cuda_machine(api.device),
+        tier=given.tier or TierParts(counters=partial(CudaLayersArrived, api=api), mover=DriverMover(), pin=api.pin),
     )
 
 

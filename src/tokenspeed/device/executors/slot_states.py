@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import attrs
-import numpy as np
 import torch
 
 from tokenspeed.device.backends.base import DeviceBuffer
 from tokenspeed.device.executors.ports import HostBytes
 from tokenspeed.device.executors.slots import SlotState
+from tokenspeed.device.kv.block_mover import copy_in, copy_out
 
 TOKEN_BYTES = 8
 
@@ -30,11 +30,11 @@ class TokensOnDevice:
 
     def export(self, slot: int, into: HostBytes) -> None:
         with torch.inference_mode():
-            into.view(np.int64)[0] = self.tokens.unwrap()[slot].item()
+            copy_out(self.tokens.unwrap()[slot : slot + 1], into)
 
     def restore(self, slot: int, kept: HostBytes) -> None:
         with torch.inference_mode():
-            self.tokens.unwrap()[slot] = int(kept.view(np.int64)[0])
+            copy_in(kept, self.tokens.unwrap()[slot : slot + 1])
 
 
 @attrs.frozen(kw_only=True, eq=False)

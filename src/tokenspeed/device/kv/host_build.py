@@ -9,6 +9,7 @@ import attrs
 
 from tokenspeed.device.backends.base import Backend
 from tokenspeed.device.executors.ports import BlockBytes, SlotStates
+from tokenspeed.device.kv.block_mover import MemoryMover, TierParts
 from tokenspeed.device.kv.host_buffers import HostBuffers, HostGroup, HostLayout, host_buffers
 from tokenspeed.device.kv.host_cache import CopyCost, HostCacheExecutor, LayerPlace, LoadWait, NoCost
 from tokenspeed.device.kv.host_checks import OpChecks
@@ -94,6 +95,7 @@ def host_cache(
     load_wait: LoadWait = LoadWait.LAYERS,
     cost: CopyCost | None = None,
     fences: Fences | None = None,
+    parts: TierParts | None = None,
 ) -> HostCacheExecutor:
     """An executor with empty buffers. Call it inside a job of the exec stream: it looks at the pool.
 
@@ -121,13 +123,17 @@ def host_cache(
         images=specs.images,
         slot_bytes=slots.slot_bytes,
     )
+    buffers = _buffers(layout)
+    if parts is not None:
+        _pin(parts, buffers)
     return HostCacheExecutor(
         backend=backend,
         blocks=pool,
         slots=slots,
-        buffers=_buffers(layout),
+        buffers=buffers,
         placement=placement,
-        counters=counters,
+        counters=counters if parts is None else parts.counters,
+        mover=MemoryMover() if parts is None else parts.mover,
         load_wait=load_wait,
         fences=fences or AllFences(),
         cost=cost or NoCost(),
@@ -143,6 +149,14 @@ def _buffers(layout: HostLayout) -> HostBuffers:
         raise SettingsError(
             f"cache.host_gib: the system does not give {size / MIB:,.1f} MiB of host memory; lower it or cache.images"
         ) from None
+
+
+def _pin(parts: TierParts, buffers: HostBuffers) -> None:
+    try:
+        for memory in (buffers.l2, buffers.images):
+            parts.pin(memory)
+    except MemoryError as refused:
+        raise SettingsError(f"cache.host_gib: {refused} for the host tier; lower it or cache.images") from None
 
 
 def counters_for(step: ForwardStep) -> Callable[[], LayersArrived]:

@@ -25,9 +25,10 @@ import attrs
 import torch
 
 from tokenspeed.device.backends.base import Backend, DeviceEvent, DeviceStream
-from tokenspeed.device.executors.ports import BlockBytes, HostBytes, SlotStates
+from tokenspeed.device.executors.ports import BlockBytes, SlotStates
+from tokenspeed.device.kv.block_mover import BlockMover, MemoryMover
 from tokenspeed.device.kv.host_acks import OpenCopies
-from tokenspeed.device.kv.host_buffers import HostBuffers, copy_blocks
+from tokenspeed.device.kv.host_buffers import HostBuffers
 from tokenspeed.device.kv.host_checks import OpChecks
 from tokenspeed.device.kv.host_fences import Fence, Fences
 from tokenspeed.device.layer_counter import EVERY_LAYER, LayersArrived
@@ -108,6 +109,7 @@ class HostCacheExecutor:
     fences: Fences
     cost: CopyCost
     checks: OpChecks
+    mover: BlockMover = attrs.field(factory=MemoryMover)
     open: OpenCopies = attrs.field(factory=OpenCopies)
     shutdown_s: float = SHUTDOWN_S
 
@@ -195,13 +197,13 @@ class HostCacheExecutor:
     # ---- jobs of the write stream -------------------------------------------------------------
 
     def _write_back(self, op: WriteBackOp) -> None:
-        copy_blocks(self.buffers.blocks[op.group], op.host_blocks, self._device(op.group), op.device_blocks)
+        self.mover.to_host(self.buffers.blocks[op.group], op.host_blocks, self._device(op.group), op.device_blocks)
         self.cost.copied(op.group, len(op.device_blocks), 1.0)
 
     def _snapshot(self, op: SnapshotOp) -> None:
         for tail in op.tail:
             places = tuple(range(len(tail.blocks)))
-            copy_blocks(self.buffers.tails[tail.group][op.image], places, self._device(tail.group), tail.blocks)
+            self.mover.to_host(self.buffers.tails[tail.group][op.image], places, self._device(tail.group), tail.blocks)
             self.cost.copied(tail.group, len(tail.blocks), 1.0)
         self.slots.export(op.slot, self.buffers.states[op.image])
 
@@ -214,26 +216,27 @@ class HostCacheExecutor:
         device, host = self._device(group)[:, index], self.buffers.blocks[group][:, index]
         for op in ops:
             if op.group == group:
-                copy_blocks(device, op.device_blocks, host, op.host_blocks)
+                self.mover.to_device(device, op.device_blocks, host, op.host_blocks)
                 self.cost.copied(group, len(op.device_blocks), 1 / self.buffers.layout.groups[group].layers)
         arrived.raise_to(following)
 
     def _restore(self, op: RestoreOp) -> None:
         for pages in op.pages:
             host = self.buffers.blocks[pages.group]
-            copy_blocks(self._device(pages.group), pages.device_blocks, host, pages.host_blocks)
+            self.mover.to_device(self._device(pages.group), pages.device_blocks, host, pages.host_blocks)
             self.cost.copied(pages.group, len(pages.device_blocks), 1.0)
         for tail in op.tail:
             places = tuple(range(len(tail.blocks)))
-            copy_blocks(self._device(tail.group), tail.blocks, self.buffers.tails[tail.group][op.image], places)
+            self.mover.to_device(
+                self._device(tail.group), tail.blocks, self.buffers.tails[tail.group][op.image], places
+            )
             self.cost.copied(tail.group, len(tail.blocks), 1.0)
         self.slots.restore(op.slot, self.buffers.states[op.image])
 
-    def _device(self, group: int) -> HostBytes:
-        """The device's blocks as the host can copy them: uint8 ``[blocks, layers, layer_bytes]``."""
+    def _device(self, group: int) -> torch.Tensor:
+        """The device's blocks: uint8 ``[blocks, layers, layer_bytes]``."""
         with torch.inference_mode():
-            view: HostBytes = self.blocks.layer_bytes(group).numpy()
-        return view
+            return self.blocks.layer_bytes(group)
 
 
 def _nothing() -> None:
