@@ -24,8 +24,10 @@ from tokenspeed.plane.plan import Seat
 from tokenspeed.plane.table import Int64Array
 from tokenspeed.settings.model import (
     Backend,
+    CacheSettings,
     DeviceSettings,
     Executor,
+    Forward,
     ModelSettings,
     SchedulerSettings,
     Settings,
@@ -53,6 +55,7 @@ def serve(engine: RankEngine, link: RecordingLink, rids: list[str], *, rounds: i
 
 DEVICES = {
     "native": DeviceSettings(kv_pool_tokens=4096),
+    "torch": DeviceSettings(kv_pool_tokens=4096, forward=Forward.TORCH),
     "futures": DeviceSettings(kv_pool_tokens=4096, executor=Executor.FUTURES),
     "synchronous futures": DeviceSettings(kv_pool_tokens=4096, executor=Executor.FUTURES, async_scheduling=False),
     "simulated": DeviceSettings(kv_pool_tokens=4096, backend=Backend.SIMULATED),
@@ -158,6 +161,22 @@ def test_the_runner_of_all_tests_sets_error_and_a_task_cannot_relax_it() -> None
     assert script.count(SWITCH) == 1
     makefile = (root / "Makefile").read_text(encoding="utf-8")
     assert f"{SWITCH} := error" in makefile  # `:=` of a target is stronger than the environment
+
+
+@pytest.mark.contract("DP-63")
+@pytest.mark.parametrize("source", ["random:tiny-hybrid", "random:tiny-gemma3"])
+def test_images_and_loads_of_the_host_tier_are_no_waits_of_a_round(source: str) -> None:
+    link = RecordingLink()
+    settings = Settings(
+        model=ModelSettings(source=source),
+        device=DeviceSettings(kv_pool_tokens=512),
+        cache=CacheSettings(host_gib=0.05),
+    )
+    with rank_engine(settings, connect=lambda info, wakeup: link) as engine:
+        armed(engine)
+        rids = [f"r{i}" for i in range(24)]
+        link.put(*(request(rid, 3 + 3 * i, max_new=5) for i, rid in enumerate(rids)))
+        serve(engine, link, rids, rounds=900)
 
 
 def test_no_report_is_hidden_by_the_log_level(caplog: pytest.LogCaptureFixture) -> None:
