@@ -21,6 +21,7 @@ from tokenspeed.device.graphs import Capture, capture_decodes, torch_capture
 from tokenspeed.device.kernels.registry import Kernels, kernels_for
 from tokenspeed.device.kv.block_mover import DriverMover, TierParts
 from tokenspeed.device.kv.layout import CacheGroup
+from tokenspeed.device.kv.pool import KvPool
 from tokenspeed.device.machine import Machine, read_machine
 from tokenspeed.device.memory import longest_wanted
 from tokenspeed.device.native.model import cpu_model_factory
@@ -31,7 +32,10 @@ from tokenspeed.device.step import ForwardStep
 from tokenspeed.device.weights.bind import bind_model
 from tokenspeed.device.weights.load import Weights
 from tokenspeed.errors import InvariantBroken, NotSupported, SettingsError
+from tokenspeed.plane.plan import BlockCopy
 from tokenspeed.settings.model import Executor, Forward, Settings
+
+SWAP = (BlockCopy(source=1, destination=2), BlockCopy(source=2, destination=1))
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -82,6 +86,9 @@ class CudaModel:
             device=self.device,
             capture=self.capture(),
         )
+        if isinstance(model.pool, KvPool) and num_pages > len(SWAP):
+            # Compiles the copies: a warm-up of requests copies no page. All pages are zeros yet.
+            model.pool.copy_blocks(SWAP)
         return CudaBound(step=step, pool=model.pool)
 
 

@@ -110,7 +110,11 @@ def _uniform(seed, position):
     return ((first >> 5).to(tl.float64) * 67108864.0 + (second >> 6).to(tl.float64)) / 9007199254740992.0
 
 
-@triton.jit
+# The rules are rows of one array: where each begins depends on how many there are.
+@triton.jit(
+    do_not_specialize=["row_stride"],
+    do_not_specialize_on_alignment=["temperatures", "top_ks", "top_ps", "min_ps", "seeds", "positions"],
+)
 def _sample(
     logits,
     temperatures,
