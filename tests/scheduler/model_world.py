@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import attrs
-from model_choices import ACTIONS, IMAGES, KINDS, SETUP, STEMS, config_of, policy_of
+from model_choices import ACTIONS, CHAINS, IMAGES, KINDS, SETUP, STEMS, Choices, config_of, policy_of
 from model_node import Node, node
 from model_seen import Seen
 from scheduler_rig import Request, described
+from toy_storage import StoredRig
 
 from tokenspeed.plane.plan import ExecutionPlan, RestoreOp, SnapshotOp, StorageVerb
 from tokenspeed.plane.results import CacheAcks, HeadFacts
@@ -149,15 +151,24 @@ class World:
                 one.stored.served = served
 
     def storage_ends(self, *, which: int, fails: int, cancel: bool) -> None:
+        """A query, and the fetch that follows it, or what else is open."""
         self.storage_serves(served=False)
         for _ in range(3):
             if self.first.stored is not None and not self.first.stored.executor.open:
                 self.rounds(count=1)
-        for one in self.nodes:
-            if one.stored is not None and one.stored.executor.open:
-                ops = one.stored.executor.open
-                ids = sorted(op_id for op_id, op in ops.items() if op.verb is StorageVerb.GET) or sorted(ops)
-                one.end_storage(ids[which % len(ids)], fails, cancel=cancel)
+        for _ in range(2):
+            for one in self.nodes:
+                if one.stored is not None and one.stored.executor.open:
+                    self._end_one(one, one.stored, which, fails, cancel=cancel)
+            self.rounds(count=1)
+
+    def _end_one(self, one: Node, stored: StoredRig, which: int, fails: int, *, cancel: bool) -> None:
+        ops = stored.executor.open
+        ids = sorted(op_id for op_id, op in ops.items() if op.verb is StorageVerb.GET) or sorted(ops)
+        chosen = ids[which % len(ids)]
+        if ops[chosen].verb is StorageVerb.QUERY and which % 2:
+            fails = 0
+        one.end_storage(chosen, fails, cancel=cancel)
 
     def storage_repeats(self, *, which: int) -> None:
         for one in self.nodes:
@@ -180,7 +191,7 @@ class World:
             if not self.first.peer.open:
                 self.rounds(count=1)
         for one in self.nodes:
-            rows = list(one.peer.open)
+            rows = sorted(one.peer.open, key=lambda row: one.rig.scheduler.life.of(row) is not State.FENCED)
             if rows:
                 one.end_transfer(rows[which % len(rows)], ok=ok)
 
@@ -276,11 +287,25 @@ def world(role: Role, chosen: Mapping[str, object], seen: Seen, *, trace: hashli
     return lived
 
 
+IMAGED: Choices = MappingProxyType(
+    {"prefix": (True,), "chain": CHAINS[:2], "host": (40,), "images": (1, 2), "storage": (False,)}
+)
+STORED: Choices = MappingProxyType({"prefix": (True,), "host": (6, 15, 40), "storage": (True,)})
+KINDS_OF_LIFE: tuple[tuple[Role, Choices], ...] = (
+    (Role.PLAIN, MappingProxyType({})),
+    (Role.PLAIN, IMAGED),
+    (Role.PLAIN, STORED),
+    (Role.DECODE, MappingProxyType({})),
+    (Role.PREFILL, MappingProxyType({})),
+)
+"""Roles, and what is left of `SETUP`, so that each tier has its lives."""
+
+
 def run_trace(seed: int, *, steps: int, seen: Seen, **fixed: object) -> str:
     """A life drawn from `seed`, to its idle end; returns a digest of its plans. `fixed`: of `SETUP`, and `role`."""
     dice = random.Random(seed)
-    chosen = {name: dice.choice(values) for name, values in SETUP.items()}
-    role = dice.choice((Role.PLAIN, Role.PLAIN, Role.PLAIN, Role.PREFILL, Role.DECODE))
+    role, bias = KINDS_OF_LIFE[seed % len(KINDS_OF_LIFE)]
+    chosen = {name: dice.choice(bias.get(name, values)) for name, values in SETUP.items()}
     chosen.update(fixed)
     lived = world(Role(chosen.pop("role", role)), chosen, seen, trace=hashlib.sha256())
     names = list(ACTIONS)

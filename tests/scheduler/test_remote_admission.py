@@ -6,6 +6,7 @@ from model_node import node
 from model_seen import Seen
 from scheduler_rig import config, prompt
 
+from tokenspeed.plane.specs import CacheGroupSpec
 from tokenspeed.scheduler.config import Role
 from tokenspeed.scheduler.policy import Fcfs
 
@@ -36,3 +37,13 @@ def test_of_a_table_entry_that_changed_twice_before_a_batch_the_device_is_told_o
     assert len(told) == 6
     one.rig.land()
     one.rig.check_tokens()
+
+
+def test_the_only_block_of_a_window_that_a_node_was_sent_gets_the_name_of_its_place() -> None:
+    window = CacheGroupSpec(name="window", kind="window", window_tokens=3, block_tokens=4)
+    one = node(config(role=Role.DECODE, groups=(window,)), Fcfs(), Seen())
+    one.submit(prompt(12), copies=1, max_new=9, eos_ends=False, prompt_from=0)
+    while one.rig.scheduler.sizes().held:
+        one.round()
+        one.check()
+    assert {event.group for event in one.rig.events} == {0}

@@ -87,7 +87,12 @@ class ToyPeer:
         wanted = columns(request.prompt, self.rig.config.specs, request.taste)
         for part in stream.pages:
             column = [GARBAGE] * len(request.prompt) if garbage else wanted[part.group]
+            spec = self.rig.config.specs[part.group]
+            # What no query will see again the other node has given up.
+            seen = len(request.prompt) - spec.window_tokens + 1 if spec.kind == "window" else 0
             for block, first in self._places(part, len(request.prompt)):
+                if first + spec.block_tokens <= seen:
+                    continue
                 values = device.read(part.group, block)
                 for at in range(len(values)):
                     if stream.start <= first + at < len(column):

@@ -228,6 +228,8 @@ class PrefixIndex:
             tokens = data[begin : begin + width]
             begin += width
             chain = chains[row]
+            if place >= len(chain):  # of what was skipped nobody asked the names
+                self.chains.upto(row, place)
             parent = chain[place]
             if place + 1 < len(chain):
                 name = chain[place + 1]
