@@ -23,7 +23,7 @@ T = TypeVar("T")
 def members(count: int) -> tuple[list[ScriptedStorage], list[AgreedStorage]]:
     executors = [ScriptedStorage() for _ in range(count)]
     meshes = memory_mesh(count)
-    return executors, [AgreedStorage(mesh=mesh, executor=own) for mesh, own in zip(meshes, executors, strict=True)]
+    return executors, [AgreedStorage(mesh=mesh, workers=own) for mesh, own in zip(meshes, executors, strict=True)]
 
 
 def together(calls: list[Callable[[], T]]) -> list[T | BaseException]:

@@ -73,7 +73,7 @@ class AgreedStorage:
     """One exchange a round; what an operation came to is known once each of its owners has said so."""
 
     mesh: Mesh
-    executor: StorageExecutor
+    workers: StorageExecutor
     ops: OpenOps = attrs.field(factory=OpenOps)
 
     def agree(self, *, forward: bool) -> StorageTick:
@@ -103,12 +103,12 @@ class AgreedStorage:
         for op in ops:
             if op.verb is not StorageVerb.CANCEL:
                 self.ops.owed[op.op_id] = Owed(set(range(self.mesh.size)), [True] * len(op.keys))
-        self.executor.submit(ops)
+        self.workers.submit(ops)
 
     def _report(self) -> StorageReport:
         """An executor that cannot be polled is an invalid report: no peer is left waiting in the exchange."""
         try:
-            return self.executor.report()
+            return self.workers.report()
         except Exception as error:  # whatever it is, all members must see it
             return StorageReport(error=f"{type(error).__name__}: {error}")
 
