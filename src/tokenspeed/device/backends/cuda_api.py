@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, cast
 
 import attrs
 import torch
@@ -90,18 +90,18 @@ class TorchCuda:
     memory: PinnedMemory = attrs.field(factory=PinnedMemory)
 
     def stream(self) -> CudaStreamLike:
-        return torch.cuda.Stream(self.device)
+        made = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch leaves it so
+        return cast("CudaStreamLike", made)
 
     def current_stream(self) -> CudaStreamLike:
-        return torch.cuda.current_stream(self.device)
+        return cast("CudaStreamLike", torch.cuda.current_stream(self.device))
 
     def event(self) -> CudaEventLike:
-        return torch.cuda.Event(enable_timing=True, blocking=True)
+        made = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]  # torch leaves it so
+        return cast("CudaEventLike", made)
 
     def on(self, stream: CudaStreamLike) -> AbstractContextManager[object]:
-        if not isinstance(stream, torch.cuda.Stream):
-            raise TypeError(f"not a stream of torch's: {type(stream).__name__}")
-        return torch.cuda.stream(stream)
+        return torch.cuda.stream(cast("torch.cuda.Stream", stream))
 
     def to_device(self, array: HostArray) -> torch.Tensor:
         return host_to_device(array, self.device)
@@ -112,10 +112,13 @@ class TorchCuda:
     def pin(self, array: HostArray) -> None:
         if not array.nbytes:
             return
-        if int(torch.cuda.cudart().cudaHostRegister(array.ctypes.data, array.nbytes, 0)):
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it so
+        if int(runtime.cudaHostRegister(array.ctypes.data, array.nbytes, 0)):
             raise MemoryError(f"the driver does not pin {array.nbytes:,} bytes")
         self.memory.arrays.append(array)
 
     def unpin(self) -> None:
-        while self.memory.arrays:
-            torch.cuda.cudart().cudaHostUnregister(self.memory.arrays.pop().ctypes.data)
+        if self.memory.arrays:
+            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it so
+            while self.memory.arrays:
+                runtime.cudaHostUnregister(self.memory.arrays.pop().ctypes.data)
