@@ -127,7 +127,7 @@ class Breaking(ScriptedStorage):
 
 @pytest.mark.contract("CT-32")
 def test_an_executor_that_raises_in_its_poll_is_an_invalid_report() -> None:
-    l3 = AgreedStorage(mesh=SoloMesh(), executor=Breaking())
+    l3 = AgreedStorage(mesh=SoloMesh(), workers=Breaking())
     with pytest.raises(DeviceLost, match="member 0: OSError: no such device"):
         l3.agree(forward=True)
 
@@ -135,7 +135,7 @@ def test_an_executor_that_raises_in_its_poll_is_an_invalid_report() -> None:
 def test_completions_come_in_the_order_of_their_ids_and_each_once() -> None:
     executor = ScriptedStorage()
     assert isinstance(executor, StorageExecutor)
-    l3 = AgreedStorage(mesh=SoloMesh(), executor=executor)
+    l3 = AgreedStorage(mesh=SoloMesh(), workers=executor)
     l3.submit([get(3), get(4), StorageOp(op_id=3, verb=StorageVerb.CANCEL, keys=())])
     executor.finish(4, True)
     executor.finish(3, False)

@@ -49,7 +49,7 @@ def storage_rig() -> tuple[Rig, AckingPlane, ThreadNoting]:
         specs=attrs.evolve(SPECS, host_parents=33),
         plane=plane,
         overlap=False,
-        l3=AgreedStorage(mesh=SoloMesh(), executor=executor),
+        l3=AgreedStorage(mesh=SoloMesh(), workers=executor),
     )
     return rig, plane, executor
 

@@ -194,5 +194,5 @@ def node(config: SchedulerConfig, policy: SchedulingPolicy, seen: Seen) -> Node:
     stored = None
     if config.storage:
         executor = ScriptedStorage()
-        stored = StoredRig(rig=rig, executor=executor, l3=AgreedStorage(mesh=SoloMesh(), executor=executor))
+        stored = StoredRig(rig=rig, executor=executor, l3=AgreedStorage(mesh=SoloMesh(), workers=executor))
     return Node(rig, ToyPeer(rig), stored, seen)

@@ -173,5 +173,5 @@ def storage_rig(*, host_blocks: int = 16, page_tokens: int = PAGE) -> StorageRig
         device=device,
         storage=Transactions(fetch=fetch, keep=Keep(shelf=shelf, ids=ids)),
         executor=executor,
-        l3=AgreedStorage(mesh=SoloMesh(), executor=executor),
+        l3=AgreedStorage(mesh=SoloMesh(), workers=executor),
     )

@@ -105,5 +105,5 @@ def stored_rig(**changes: object) -> StoredRig:
     base: dict[str, object] = {"host_parents": 33, "storage": True, "max_num_seqs": 4}
     executor = ScriptedStorage()
     return StoredRig(
-        rig=build(**{**base, **changes}), executor=executor, l3=AgreedStorage(mesh=SoloMesh(), executor=executor)
+        rig=build(**{**base, **changes}), executor=executor, l3=AgreedStorage(mesh=SoloMesh(), workers=executor)
     )
