@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 )
 from model_choices import ACTIONS, CHAINS, SETUP, Choices
 from model_seen import Seen
-from model_world import World, run_trace, world
+from model_world import KINDS_OF_LIFE, World, run_trace, world
 
 import tokenspeed.scheduler
 from tokenspeed.scheduler.config import Role
@@ -33,10 +33,6 @@ from tokenspeed.scheduler.states import State
 
 ROOM = Path(tokenspeed.scheduler.__file__).parent
 ANY: Choices = MappingProxyType({})
-IMAGED: Choices = MappingProxyType(
-    {"prefix": (True,), "chain": CHAINS[:2], "host": (40,), "images": (1, 2), "storage": (False,)}
-)
-STORED: Choices = MappingProxyType({"prefix": (True,), "host": (6, 15, 40), "storage": (True,)})
 
 
 def drawn(choices: Choices) -> st.SearchStrategy[dict[str, object]]:
@@ -134,11 +130,11 @@ def check_not_vacuous(seen: Seen) -> None:
 @pytest.mark.timeout(900)
 def test_random_lives_keep_every_rule_and_leave_nothing_out() -> None:
     seen = Seen()
-    live(Role.PLAIN, seen, lives=50, steps=50)
-    live(Role.PLAIN, seen, lives=75, steps=50, bias=IMAGED)
-    live(Role.PLAIN, seen, lives=45, steps=50, bias=STORED)
-    live(Role.DECODE, seen, lives=30, steps=40)
-    live(Role.PREFILL, seen, lives=20, steps=40)
+    for role, bias in KINDS_OF_LIFE:
+        live(role, seen, lives=25, steps=40, bias=bias)
+    for seed in range(150):
+        run_trace(seed, steps=50, seen=seen)
+
     assert seen.counts["steps"] > 10_000
     check_not_vacuous(seen)
 
