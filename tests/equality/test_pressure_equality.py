@@ -1,7 +1,8 @@
 """Greedy tokens of the default model in a pool too small for the load equal those without pressure.
 
 Every way to give way is taken: images with both write policies, and recomputation, at depth 0 and 1,
-on the native forward with its asynchronous streams. What the plans asked of the device is counted, so
+on the native forward with its asynchronous streams. The ordinary run takes three of the six combinations,
+which cover each pair of choices that matters; the others are slow tests. What the plans asked of the device is counted, so
 that no run is vacuous.
 """
 
@@ -32,12 +33,13 @@ NEW_TOKENS = 40
 IMAGES = (Retraction.SNAPSHOT, Retraction.RECOMPUTE, Retraction.ABORT)
 RECOMPUTE = (Retraction.RECOMPUTE, Retraction.ABORT)
 
+SLOW = pytest.mark.slow
 RUNS = [
-    pytest.param(0, WritePolicy.WRITE_THROUGH, IMAGES, id="depth 0, images, write through"),
+    pytest.param(0, WritePolicy.WRITE_THROUGH, IMAGES, id="depth 0, images, write through", marks=SLOW),
     pytest.param(1, WritePolicy.WRITE_THROUGH, IMAGES, id="depth 1, images, write through"),
     pytest.param(0, WritePolicy.WRITE_BACK, IMAGES, id="depth 0, images, write back"),
-    pytest.param(1, WritePolicy.WRITE_BACK, IMAGES, id="depth 1, images, write back"),
-    pytest.param(0, WritePolicy.WRITE_BACK, RECOMPUTE, id="depth 0, recomputed, write back"),
+    pytest.param(1, WritePolicy.WRITE_BACK, IMAGES, id="depth 1, images, write back", marks=SLOW),
+    pytest.param(0, WritePolicy.WRITE_BACK, RECOMPUTE, id="depth 0, recomputed, write back", marks=SLOW),
     pytest.param(1, WritePolicy.WRITE_THROUGH, RECOMPUTE, id="depth 1, recomputed, write through"),
 ]
 
