@@ -2,8 +2,7 @@
 
 Every way to give way is taken: images with both write policies, and recomputation, at depth 0 and 1,
 on the native forward with its asynchronous streams. The ordinary run takes three of the six combinations,
-which cover each pair of choices that matters; the others are slow tests. What the plans asked of the device is counted, so
-that no run is vacuous.
+the others are slow tests. What the plans asked of the device is counted, so that no run is vacuous.
 """
 
 from __future__ import annotations
