@@ -18,6 +18,8 @@ from tokenspeed.plane.ports import SchedulingPolicy
 from tokenspeed.plane.results import Accepted, HeadFacts, StorageDone, StorageTick, SubmitResult
 from tokenspeed.scheduler.config import Role, SchedulerConfig
 from tokenspeed.scheduler.host.tier import HostTier
+from tokenspeed.scheduler.names import root_name
+from tokenspeed.scheduler.prefix_index import PrefixIndex
 from tokenspeed.testing.storage import ScriptedStorage
 
 
@@ -125,6 +127,9 @@ class Node:
         rig.check_events()
         rig.audit()
         assert rig.scheduler.pool.fits([0] * rig.scheduler.pool.groups), "a promise that cannot be kept"
+        tables = rig.scheduler.residents.state.groups
+        assert list(rig.scheduler.pool.contents().promised) == [int(part.owed.sum()) for part in tables]
+        self._check_forest()
         tier = rig.scheduler.tier
         if isinstance(tier, HostTier):
             assert tier.host.pool.fits([0] * tier.host.pool.groups)
@@ -132,6 +137,14 @@ class Node:
                 assert tier.host.pool.references(group, block), "a host block in use is not pinned"
             for group, block in self._device_in_use():
                 assert rig.scheduler.pool.references(group, block), "a device block under a copy is not pinned"
+
+    def _check_forest(self) -> None:
+        """Where nothing keeps a block but its age, none is found without what it extends."""
+        cache, config = self.rig.scheduler.cache, self.rig.config
+        if isinstance(cache, PrefixIndex) and not config.host_parents and [s.kind for s in config.specs] == ["full"]:
+            entries = cache.indexes[0].state.entries
+            roots = {root_name(salt=salt) for salt in (b"", b"salt")}
+            assert {parent for _, parent, _ in entries.values()} <= roots | set(entries)
 
     def _host_in_use(self) -> Iterator[tuple[int, int]]:
         for one in self.rig.host.pending:

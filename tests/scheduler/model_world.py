@@ -139,9 +139,11 @@ class World:
     def acknowledge_unknown(self, *, number: int) -> None:
         """Operations that are not open, or of another kind; nothing may happen."""
         for one in self.nodes:
-            kinds = {one.op.op_id: type(one.op) for one in one.rig.host.pending}
+            pending = one.rig.host.pending
+            kinds = {each.op.op_id: type(each.op) for each in pending}
+            op_id = pending[number % len(pending)].op.op_id if pending and number < 20 else number
             names = ("write_backs", "load_backs", "snapshots", "restores")
-            wrong = {name: (number,) for name, kind in zip(names, KINDS, strict=True) if kinds.get(number) is not kind}
+            wrong = {name: (op_id,) for name, kind in zip(names, KINDS, strict=True) if kinds.get(op_id) is not kind}
             one.rig.scheduler.advance_head(HeadFacts(acks=CacheAcks(**wrong)))
 
     def storage_serves(self, *, served: bool) -> None:
