@@ -259,8 +259,11 @@ class TrafficModel:
     def snapshot(self, op_id: int) -> SnapshotOp:
         image, slot = self.rng.randrange(IMAGES), self.rng.randrange(SLOTS)
         tail = tuple(
-            GroupBlocks(group=group, blocks=random_blocks(self.rng, DEVICE_OF[group], group, self.rng.randint(0, 2)))
-            for group in range(len(self.host))
+            GroupBlocks(
+                group=group,
+                blocks=random_blocks(self.rng, DEVICE_OF[group], group, self.rng.randint(0, room.image_blocks)),
+            )
+            for group, room in enumerate(LAYOUT.groups)
             if self.rng.random() < 0.8
         )
         copies = [self.device[blocks.group][list(blocks.blocks)] for blocks in tail]
