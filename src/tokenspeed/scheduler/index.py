@@ -1,10 +1,10 @@
 """What one cache group has findable: names to blocks and back.
 
-The index of an attention group is a forest at all times: a name is in it only together with the name
-it extends. It holds because whoever references a block references the same blocks before it that the
-index knows, and because a release gives the deepest block first, so that the pool's LRU evicts leaves
-before what they extend. (A window group keeps the forest as far as its window reaches; a state group
-has single entries.)
+With one full group and no host tier the index is a forest at all times: a name is in it only together
+with the name it extends, because whoever references a block references the same blocks before it that
+the index knows, and because a release gives the deepest block first, so that the pool's LRU evicts
+leaves before what they extend. Elsewhere a block may outlive what it extends: a store to the host pins
+it, a neighbour keeps its parent, a window has moved on; it is found again once what it extends is back.
 """
 
 from __future__ import annotations

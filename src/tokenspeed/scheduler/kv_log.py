@@ -1,8 +1,8 @@
 """Net changes of the prefix cache between two drains (KM-2).
 
 Events are kept by block hash: a block removed and stored again leaves nothing, whatever happened in
-between. Entries stay in the order of their last change; since a prefix is stored before and removed
-after whatever extends it, a subscriber always knows the parent of a stored block.
+between. Entries stay in the order of their last change. Where the index is a forest (see `index`), a
+subscriber so knows the parent of every stored block.
 """
 
 from __future__ import annotations
