@@ -230,6 +230,12 @@ def test_the_queue_time_is_observed_once_at_the_first_dispatched_forward() -> No
         def preempted(self, count: int) -> None:
             return None
 
+        def finished(self, **_: object) -> None:
+            return None
+
+        def reported(self, load: object) -> None:
+            return None
+
     meter, clock = Times(), HandClock()
     rig = hand_rig(meter=meter)
     loop = attrs.evolve(rig.loop, clock=clock)

@@ -67,6 +67,12 @@ class CountingMeter(NullMeter):
     def preempted(self, count: int) -> None:
         self.retracted["requests"] += count
 
+    def finished(self, **_: object) -> None:
+        return None
+
+    def reported(self, load: object) -> None:
+        return None
+
 
 @pytest.mark.contract("DO-1", "DO-5", "DP-1", "DP-49")
 @pytest.mark.parametrize("overlap", [False, True], ids=["depth-0", "depth-1"])

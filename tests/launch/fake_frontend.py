@@ -85,6 +85,7 @@ def build(
     sock: socket.socket,
     *,
     on_ready: Callable[[str], None],
+    ranks_dir: str | None,
 ) -> FakeServer:
     """What the frontend does is written in the model's served name."""
     scratch = Path(settings.model.cache_dir or ".")

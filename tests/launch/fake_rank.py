@@ -111,6 +111,7 @@ def builder(order: RankOrder) -> Callable[..., Any]:
         resolved: object,
         progress: Progress,
         own_process: bool,
+        meter_for: object,
     ) -> Generator[EchoEngine, None, None]:
         (scratch / f"rank{order.index}.pid").write_text(str(os.getpid()))
         match conduct:

@@ -135,16 +135,20 @@ def test_the_meter_of_a_rank_records_rounds_commits_queue_times_and_preemptions(
     meter.committed(decode_tokens=0, jit_compiles=0, jit_seconds=0.0)
     meter.queued(2.5)
     meter.preempted(2)
+    meter.finished(prefill_s=0.5, decode_s=1.5)
     now = scraped(registry)
-    assert now["tokenspeed:iteration_tokens_total_count"] == 1
-    assert now["tokenspeed:iteration_tokens_total_sum"] == 24
-    assert now["tokenspeed:iteration_prompt_tokens_total"] == 20
-    assert now["tokenspeed:decode_tokens_total"] == 4
-    assert now["tokenspeed:jit_serving_compiles_total"] == 1
-    assert now["tokenspeed:jit_serving_compile_seconds_total"] == pytest.approx(0.2)
-    assert now["tokenspeed:request_queue_time_seconds_count"] == 1
-    assert now["tokenspeed:request_queue_time_seconds_sum"] == 2.5
-    assert now["tokenspeed:num_preemptions_total"] == 2
+    assert now["tokenspeed:iteration_tokens_total_count{engine=0}"] == 1
+    assert now["tokenspeed:iteration_tokens_total_sum{engine=0}"] == 24
+    assert now["tokenspeed:iteration_prompt_tokens_total{engine=0}"] == 20
+    assert now["tokenspeed:decode_tokens_total{engine=0}"] == 4
+    assert now["tokenspeed:jit_serving_compiles_total{engine=0}"] == 1
+    assert now["tokenspeed:jit_serving_compile_seconds_total{engine=0}"] == pytest.approx(0.2)
+    assert now["tokenspeed:request_queue_time_seconds_count{engine=0}"] == 1
+    assert now["tokenspeed:request_queue_time_seconds_sum{engine=0}"] == 2.5
+    assert now["tokenspeed:num_preemptions_total{engine=0}"] == 2
+    assert now["tokenspeed:request_prefill_time_seconds_sum{engine=0}"] == 0.5
+    assert now["tokenspeed:request_decode_time_seconds_sum{engine=0}"] == 1.5
+    assert now["tokenspeed:request_inference_time_seconds_sum{engine=0}"] == 2.0
 
 
 def test_the_null_meter_is_a_meter() -> None:
@@ -153,6 +157,8 @@ def test_the_null_meter_is_a_meter() -> None:
     meter.committed(decode_tokens=1, jit_compiles=0, jit_seconds=0.0)
     meter.queued(1.0)
     meter.preempted(1)
+    meter.finished(prefill_s=1.0, decode_s=1.0)
+    meter.reported(LoadReport())
     assert isinstance(meter, Meter)
 
 
@@ -164,8 +170,8 @@ def test_several_choices_of_one_request_count_the_prompt_once_and_their_tokens_e
     meter.tokens(count=1, gap_s=None)
     meter.tokens(count=1, gap_s=None)
     meter.tokens(count=2, gap_s=0.4)
-    meter.choice_ended(reason="stop", tokens=3)
-    meter.choice_ended(reason="abort", tokens=1)
+    meter.choice_ended(reason="stop", tokens=3, decode_s=0.4)
+    meter.choice_ended(reason="abort", tokens=1, decode_s=0.0)
     meter.request_ended(seconds=2.0)
     now = scraped(registry)
     assert now["tokenspeed:prompt_tokens_total"] == 11
@@ -175,6 +181,8 @@ def test_several_choices_of_one_request_count_the_prompt_once_and_their_tokens_e
     assert now["tokenspeed:time_to_first_token_seconds_count"] == 1
     assert now["tokenspeed:inter_token_latency_seconds_count"] == 2
     assert now["tokenspeed:inter_token_latency_seconds_sum"] == pytest.approx(0.4)
+    assert now["tokenspeed:request_time_per_output_token_seconds_sum"] == pytest.approx(0.2)
+    assert now["tokenspeed:request_time_per_output_token_seconds_count"] == 1
     assert now["tokenspeed:e2e_request_latency_seconds_sum"] == 2.0
     assert now["tokenspeed:request_success_total{finished_reason=stop}"] == 1
     assert now["tokenspeed:request_success_total{finished_reason=abort}"] == 1

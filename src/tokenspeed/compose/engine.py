@@ -38,7 +38,7 @@ from tokenspeed.device.parts import DeviceParts, ModelFactory, SamplerFactory
 from tokenspeed.device.survey import survey
 from tokenspeed.errors import SettingsError
 from tokenspeed.plane.messages import EngineInfo
-from tokenspeed.plane.ports import FrontendLink, Wakeup
+from tokenspeed.plane.ports import FrontendLink, Meter, Wakeup
 from tokenspeed.plane.specs import DeviceSpecs
 from tokenspeed.settings.model import Backend, KvEventSettings, Settings
 from tokenspeed.settings.refusals import refuse
@@ -105,6 +105,7 @@ def rank_engine(
     resolved: ResolvedModel | None = None,
     progress: Progress | None = None,
     own_process: bool = False,
+    meter_for: Callable[[EngineInfo], Meter] | None = None,
     **parts: object,
 ) -> Generator[RankEngine, None, None]:
     """Build one rank; see `compose.parts` for what `parts` may replace.
@@ -113,6 +114,7 @@ def rank_engine(
         resolved: the model's files if the caller has fetched them already.
         own_process: the process is the rank's own, so that full garbage collections follow the
             count of forwards; a host program's are left alone.
+        meter_for: makes the receiver of metrics once it is known what the engine serves; None: nothing is kept.
     Raises: SettingsError, ModelError, NotSupported: nothing stays open.
     """
     refuse(settings)
@@ -144,6 +146,8 @@ def rank_engine(
         if settings.kv_events.endpoint is not None and "kv_sink" not in control:
             control["kv_sink"] = sink = kv_event_sink(settings.kv_events, rank=info.engine_index)
             lifetime.callback(sink.close)
+        if meter_for is not None:
+            control.setdefault("meter", meter_for(info))
         link = connect(info, wakeup)
         lifetime.callback(link.close)
         box = ControlContainer(

@@ -48,6 +48,7 @@ class HttpFrontend:
     Attributes:
         sock: bound, not listening; closed at the end of `run`.
         on_ready: told the server's URL once it accepts connections.
+        ranks_dir: where the ranks keep their metrics; None: they have none.
     """
 
     settings: Settings
@@ -55,6 +56,7 @@ class HttpFrontend:
     links: tuple[EngineLink, ...]
     sock: socket.socket
     on_ready: Callable[[str], None]
+    ranks_dir: str | None = None
     signal: StopSignal = attrs.field(factory=StopSignal)
 
     def run(self) -> None:
@@ -75,7 +77,7 @@ class HttpFrontend:
         signal = self.signal
         signal.event, signal.loop = asyncio.Event(), asyncio.get_running_loop()
         clock, infos = SteadyClock(), tuple(link.info for link in self.links)
-        registry = new_registry(infos[0].model)
+        registry = new_registry(infos[0].model, ranks_dir=self.ranks_dir)
         # Unique over restarts too: an engine that outlives its frontend may still hold old ids.
         prefix = secrets.token_hex(4)
         engines = tuple(
@@ -120,6 +122,7 @@ def serve_http(
     sock: socket.socket,
     *,
     on_ready: Callable[[str], None],
+    ranks_dir: str | None = None,
 ) -> HttpFrontend:
     """The HTTP frontend over `links`; reads the tokenizer and the chat template, serves nothing yet.
 
@@ -132,4 +135,6 @@ def serve_http(
         workers=text_workers(),
         max_model_len=links[0].info.max_model_len,
     )
-    return HttpFrontend(settings=settings, prompts=prompts, links=tuple(links), sock=sock, on_ready=on_ready)
+    return HttpFrontend(
+        settings=settings, prompts=prompts, links=tuple(links), sock=sock, on_ready=on_ready, ranks_dir=ranks_dir
+    )

@@ -284,6 +284,8 @@ class EventLoop:
         message = self.output.take(due)
         if message is not None:
             self.frontend.send(message)
+        if due is not None:
+            self.meter.reported(due)
 
     def _record(self, plan: ExecutionPlan, now_s: float) -> None:
         """One record a round, on the state before dispatch (KM-4)."""
@@ -328,6 +330,7 @@ class EventLoop:
                 message = self.output.take(beat)
                 if message is not None:
                     self.frontend.send(message)
+                self.meter.reported(beat)
             if timer is not None and now_s >= timer:
                 return
 

@@ -65,6 +65,11 @@ class RequestStats:
             self.stamped.rows = rows
 
     def ended(self, rows: tuple[int, ...], *, now_s: float) -> None:
+        stats = self.table.stats
+        for row in rows:
+            first = float(stats.first_token_s[row])
+            if first:
+                self.meter.finished(prefill_s=first - float(stats.first_scheduled_s[row]), decode_s=now_s - first)
         if not self.lines:
             return
         table = self.table

@@ -49,17 +49,19 @@ NOTHING = Emitted(text="")
 
 @attrs.define(eq=False)
 class ChoiceState:
-    """Writer: Choice, and its service for `last_s`.
+    """Writer: Choice, and its service for `first_s` and `last_s`.
 
     Attributes:
         tokens: new tokens kept so far.
         chars: characters decoded so far, those held back or cut included.
+        first_s: when the first tokens came; None before.
         last_s: when the latest tokens came; None before the first.
     """
 
     tokens: int = 0
     chars: int = 0
     ended: bool = False
+    first_s: float | None = None
     last_s: float | None = None
 
 

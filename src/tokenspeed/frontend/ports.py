@@ -31,7 +31,7 @@ class RequestMeter(Protocol):
         """`count` new tokens of one choice; `gap_s` since its previous ones, None for the first."""
         ...
 
-    def choice_ended(self, *, reason: str, tokens: int) -> None:
+    def choice_ended(self, *, reason: str, tokens: int, decode_s: float) -> None:
         """`reason` is stop, length, abort or error."""
         ...
 
@@ -54,7 +54,7 @@ class QuietMeter:
     def tokens(self, *, count: int, gap_s: float | None) -> None:
         pass
 
-    def choice_ended(self, *, reason: str, tokens: int) -> None:
+    def choice_ended(self, *, reason: str, tokens: int, decode_s: float) -> None:
         pass
 
     def request_ended(self, *, seconds: float) -> None:

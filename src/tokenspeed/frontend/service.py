@@ -188,6 +188,7 @@ class GenerationService:
                 )
             gap_s = None if state.last_s is None else now_s - state.last_s
             self.meter.tokens(count=len(delta.token_ids), gap_s=gap_s)
+            state.first_s = now_s if state.first_s is None else state.first_s
             state.last_s = now_s
         if delta.finish_reason is not None:
             group.engine.abort((choice.rid,))  # nothing to do unless a stop string ended it
@@ -198,7 +199,9 @@ class GenerationService:
         choice.state.ended = True
         group.live -= 1
         group.left[choice.prompt_index] -= 1
-        self.meter.choice_ended(reason=reason, tokens=choice.state.tokens)
+        state = choice.state
+        decode_s = 0.0 if state.first_s is None or state.last_s is None else state.last_s - state.first_s
+        self.meter.choice_ended(reason=reason, tokens=state.tokens, decode_s=decode_s)
         if not group.left[choice.prompt_index]:
             self.meter.request_ended(seconds=now_s - group.began_s)
 

@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeAlias
 
 import attrs
@@ -127,8 +128,16 @@ class Family:
     clock_s: Callable[[], float] = time.monotonic
     state: FamilyState = attrs.field(factory=FamilyState)
 
-    def start(self, name: str, program: Sequence[str], order: Order, *, inherit: Iterable[int] = ()) -> Child:
-        """Start `program` and give it its order; returns at once.
+    def start(
+        self,
+        name: str,
+        program: Sequence[str],
+        order: Order,
+        *,
+        inherit: Iterable[int] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> Child:
+        """Start `program` and give it its order; returns at once. `environment` is added to ours.
 
         The child finds modules where the launcher finds them. Standard input stays the launcher's.
         """
@@ -145,6 +154,7 @@ class Family:
                 env={
                     "OMP_WAIT_POLICY": "PASSIVE",
                     **os.environ,
+                    **environment,
                     "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
                 },
             )

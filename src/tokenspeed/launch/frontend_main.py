@@ -34,6 +34,7 @@ class BuildServer(Protocol):
         sock: socket.socket,
         *,
         on_ready: Callable[[str], None],
+        ranks_dir: str | None,
     ) -> Server: ...
 
 
@@ -46,7 +47,12 @@ def run_frontend(parent: Parent, order: FrontendOrder, build: BuildServer) -> No
         links = hub.wait_for_engines()
         with socket.socket(fileno=order.listener) as sock:
             server = build(
-                order.settings, order.resolved, links, sock, on_ready=lambda url: parent.report(Ready(url=url))
+                order.settings,
+                order.resolved,
+                links,
+                sock,
+                on_ready=lambda url: parent.report(Ready(url=url)),
+                ranks_dir=None if order.metrics is None else order.metrics.directory,
             )
             with parent.serving(server.stop):
                 server.run()
@@ -69,11 +75,12 @@ def main() -> int:
         sock: socket.socket,
         *,
         on_ready: Callable[[str], None],
+        ranks_dir: str | None,
     ) -> Server:
         # Imported when the order is there: a fault in it is told to the launcher like any other.
         from tokenspeed.compose.serving import serve_http
 
-        return serve_http(settings, resolved, links, sock, on_ready=on_ready)
+        return serve_http(settings, resolved, links, sock, on_ready=on_ready, ranks_dir=ranks_dir)
 
     return frontend_process(build, sys.argv)
 

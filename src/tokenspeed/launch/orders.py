@@ -17,11 +17,25 @@ from tokenspeed.settings.model import Settings
 
 
 @attrs.frozen(kw_only=True)
+class MetricsPlace:
+    """Where ranks leave what they measure.
+
+    Attributes:
+        directory: of their files, which the frontend reads at each scrape.
+        relay: address of the metrics relay; None: this deployment has none.
+    """
+
+    directory: str
+    relay: str | None = None
+
+
+@attrs.frozen(kw_only=True)
 class RankOrder:
     """Be rank `index` of `count`.
 
     Attributes:
         handshake: of the foreign frontend; None: the launcher will tell with `Dial`.
+        metrics: None: the rank measures nothing.
     """
 
     settings: Settings
@@ -29,6 +43,7 @@ class RankOrder:
     index: int
     count: int
     handshake: str | None = None
+    metrics: MetricsPlace | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -37,12 +52,22 @@ class FrontendOrder:
 
     Attributes:
         listener: descriptor of the bound HTTP socket, inherited.
+        metrics: where the ranks' numbers are; None: they measure nothing.
     """
 
     settings: Settings
     resolved: ResolvedModel
     engines: int
     listener: int
+    metrics: MetricsPlace | None = None
+
+
+@attrs.frozen(kw_only=True)
+class RelayOrder:
+    """Run the metric outputs, and serve the ranks' numbers on ``metrics.port`` if it is set."""
+
+    settings: Settings
+    metrics: MetricsPlace
 
 
 @attrs.frozen(kw_only=True)
@@ -57,7 +82,7 @@ class Stop:
     """End in good order; before serving: at once."""
 
 
-Order: TypeAlias = RankOrder | FrontendOrder
+Order: TypeAlias = RankOrder | FrontendOrder | RelayOrder
 ToChild: TypeAlias = Order | Dial | Stop
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol
 
 import attrs
@@ -14,8 +14,9 @@ from tokenspeed.checkpoint.sources import ResolvedModel
 from tokenspeed.launch.child import ChannelProgress, Parent, run_child
 from tokenspeed.launch.orders import Ended, RankOrder, Ready
 from tokenspeed.plane.messages import EngineInfo
-from tokenspeed.plane.ports import FrontendLink, Wakeup
+from tokenspeed.plane.ports import FrontendLink, Meter, Wakeup
 from tokenspeed.settings.model import Settings
+from tokenspeed.telemetry.rank import open_rank_meters
 from tokenspeed.wire.zmq_engine import ZmqFrontendLink, dial_frontend
 
 
@@ -43,6 +44,7 @@ class BuildEngine(Protocol):
         resolved: ResolvedModel,
         progress: Progress,
         own_process: bool,
+        meter_for: Callable[[EngineInfo], Meter] | None,
     ) -> AbstractContextManager[Engine]: ...
 
 
@@ -79,14 +81,20 @@ class Dialler:
 def run_rank(parent: Parent, order: RankOrder, build: BuildEngine) -> None:
     """Everything between the order and the end of this process."""
     dial = Dialler(parent=parent, order=order)
-    built = build(
-        order.settings,
-        connect=dial,
-        resolved=order.resolved,
-        progress=ChannelProgress(parent),
-        own_process=True,
-    )
-    with built as engine:
+    with ExitStack() as lifetime:
+        meters = None
+        if order.metrics is not None:
+            meters = open_rank_meters(order.settings.metrics, index=order.index, relay=order.metrics.relay)
+            lifetime.callback(meters.close)
+        built = build(
+            order.settings,
+            connect=dial,
+            resolved=order.resolved,
+            progress=ChannelProgress(parent),
+            own_process=True,
+            meter_for=None if meters is None else meters.meter_for,
+        )
+        engine = lifetime.enter_context(built)
         engine.enter_serving()
         with parent.serving(engine.stop):
             parent.report(Ready(info=engine.info))

@@ -6,10 +6,12 @@ nothing about requests.
 
 from __future__ import annotations
 
+import logging
 import shlex
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Protocol, TextIO
@@ -31,11 +33,25 @@ from tokenspeed.launch.family import (
     Signalled,
     how_it_ended,
 )
-from tokenspeed.launch.orders import Advanced, Bound, Dial, Ended, Failed, FrontendOrder, RankOrder, Ready, Stop
+from tokenspeed.launch.orders import (
+    Advanced,
+    Bound,
+    Dial,
+    Ended,
+    Failed,
+    FrontendOrder,
+    MetricsPlace,
+    RankOrder,
+    Ready,
+    RelayOrder,
+    Stop,
+)
 from tokenspeed.launch.signals import interrupted_by, open_signal_pipe
-from tokenspeed.settings.model import ModelSettings, ServerSettings, Settings
+from tokenspeed.settings.model import MetricsSettings, ModelSettings, ServerSettings, Settings
 from tokenspeed.telemetry.logs import start_logging
 
+log = logging.getLogger("tokenspeed.launch")
+RELAY = "metrics relay"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -53,6 +69,7 @@ class Programs:
 
     rank: tuple[str, ...] = _module("tokenspeed.launch.rank_main")
     frontend: tuple[str, ...] = _module("tokenspeed.launch.frontend_main")
+    relay: tuple[str, ...] = _module("tokenspeed.launch.relay_main")
 
 
 class StartRanks(Protocol):
@@ -67,6 +84,7 @@ class StartRanks(Protocol):
         count: int,
         handshake: str | None,
         program: Sequence[str],
+        metrics: MetricsPlace | None,
     ) -> tuple[Child, ...]: ...
 
 
@@ -78,17 +96,24 @@ def start_rank_host(
     count: int,
     handshake: str | None,
     program: Sequence[str],
+    metrics: MetricsPlace | None = None,
 ) -> tuple[Child, ...]:
     """Start all local ranks, waiting for none (SS-2). Every deployment starts its ranks here (SS-1).
 
     Args:
         handshake: of a foreign frontend; None: our own, whose address follows when it is bound.
+        metrics: where they leave what they measure; None: they measure nothing.
     """
+    # prometheus-client looks for this name when it is imported, and keeps its numbers in files there.
+    environment = {} if metrics is None else {"PROMETHEUS_MULTIPROC_DIR": metrics.directory}
     return tuple(
         family.start(
             f"rank {index}",
             program,
-            RankOrder(settings=settings, resolved=resolved, index=index, count=count, handshake=handshake),
+            RankOrder(
+                settings=settings, resolved=resolved, index=index, count=count, handshake=handshake, metrics=metrics
+            ),
+            environment=environment,
         )
         for index in range(count)
     )
@@ -113,11 +138,12 @@ class Launch:
     ranks: tuple[Child, ...]
     frontend: Child | None
     progress: Progress
+    relay: Child | None = None
     state: LaunchState = attrs.field(factory=LaunchState)
 
     @property
     def children(self) -> tuple[Child, ...]:
-        return self.ranks if self.frontend is None else (*self.ranks, self.frontend)
+        return tuple(child for child in (*self.ranks, self.frontend, self.relay) if child is not None)
 
     def until_ready(self) -> bool:
         """Block until every child serves. False: a signal came first.
@@ -145,6 +171,11 @@ class Launch:
     def _hear(self) -> bool:
         reports = self.family.hear()
         faults = [found for report in reports if (found := _fault_of(report)) is not None]
+        if RELAY in self.state.ready:
+            # Metric outputs are no reason to stop answering requests.
+            for _, fault in (found for found in faults if found[0] is self.relay):
+                log.error("%s: %s; metric outputs get nothing from here on", RELAY, fault.text)
+            faults = [found for found in faults if found[0] is not self.relay]
         if faults:
             for child, fault in faults:
                 self.family.note(child, fault)
@@ -202,8 +233,9 @@ def serve(
         family = Family(signals=pipe, patience=patience or Patience())
         try:
             with ExitStack() as started:
+                metrics = _metrics_place(settings.metrics, started)
                 started.callback(family.close)
-                _run(settings, resolved, family, listener, progress, commands, start_ranks, say)
+                _run(settings, resolved, family, listener, progress, commands, start_ranks, say, metrics)
         except ChildFailed:
             pass  # told below, behind all that the cleanup has found out
         return _verdict(family, complain)
@@ -218,23 +250,49 @@ def _run(
     programs: Programs,
     start_ranks: StartRanks,
     say: TextIO,
+    metrics: MetricsPlace | None,
 ) -> None:
     """Start, wait for readiness, serve, drain. Raises: ChildFailed."""
     count = settings.parallel.data
-    handshake = settings.wire.handshake
-    ranks = start_ranks(family, settings, resolved, count=count, handshake=handshake, program=programs.rank)
+    relay = None
+    if metrics is not None and metrics.relay is not None:
+        relay = family.start(RELAY, programs.relay, RelayOrder(settings=settings, metrics=metrics))
+    ranks = start_ranks(
+        family,
+        settings,
+        resolved,
+        count=count,
+        handshake=settings.wire.handshake,
+        program=programs.rank,
+        metrics=metrics,
+    )
     frontend = None
     if listener is not None:
-        order = FrontendOrder(settings=settings, resolved=resolved, engines=count, listener=listener.fileno())
+        order = FrontendOrder(
+            settings=settings, resolved=resolved, engines=count, listener=listener.fileno(), metrics=metrics
+        )
         frontend = family.start("frontend", programs.frontend, order, inherit=(listener.fileno(),))
         listener.close()  # the frontend's alone: when it stops accepting, nobody accepts
-    launch = Launch(family=family, ranks=ranks, frontend=frontend, progress=progress)
+    launch = Launch(family=family, ranks=ranks, frontend=frontend, relay=relay, progress=progress)
     if not launch.until_ready():
         return
     say.write(_greeting(settings, resolved, launch.state.ready))
     say.flush()
     launch.until_stopped()
     launch.drain(shutdown_timeout_s=settings.server.shutdown_timeout_s)
+
+
+def _metrics_place(settings: MetricsSettings, lifetime: ExitStack) -> MetricsPlace | None:
+    """A folder for the ranks' files and the relay's socket, removed when every process has ended."""
+    relayed = settings.outputs or settings.port is not None
+    if not settings.engine:
+        if relayed:
+            raise SettingsError(
+                "metrics.engine: metrics.outputs and metrics.port show what ranks measure; set it to true"
+            )
+        return None
+    directory = lifetime.enter_context(tempfile.TemporaryDirectory(prefix="tokenspeed-metrics-"))
+    return MetricsPlace(directory=directory, relay=f"ipc://{directory}/relay" if relayed else None)
 
 
 def _check(settings: Settings, *, headless: bool) -> None:
@@ -304,7 +362,9 @@ def _greeting(settings: Settings, resolved: ResolvedModel, ready: dict[str, Read
                 f"{name}: {info.model} ({info.dtype}), up to {info.max_model_len} tokens a request, "
                 f"KV pool of {pool} tokens, {info.max_num_seqs} requests at once"
             )
-    url = next((told.url for told in ready.values() if told.url), "")
+    if RELAY in ready and ready[RELAY].url:
+        lines.append(f"metrics of the ranks at {ready[RELAY].url}")
+    url = next((told.url for name, told in ready.items() if told.url and name != RELAY), "")
     if not url:
         lines.append(f"serving {resolved.served_name} to the frontend at {settings.wire.handshake}")
         return "\n".join(lines) + "\n"

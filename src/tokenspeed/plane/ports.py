@@ -403,6 +403,14 @@ class Meter(Protocol):
 
     def preempted(self, count: int) -> None: ...
 
+    def finished(self, *, prefill_s: float, decode_s: float) -> None:
+        """A request ended with at least one token: first forward to first token, and from there to the end."""
+        ...
+
+    def reported(self, load: LoadReport) -> None:
+        """The load as the frontend is told: with outputs, when it changed, and once a second when quiet."""
+        ...
+
 
 __all__ = [
     "Clock",

@@ -381,6 +381,41 @@ class KvEventSettings:
 
 
 @attrs.frozen(kw_only=True)
+class MetricsSettings:
+    """What is measured, and who gets it."""
+
+    engine: bool = attrs.field(
+        default=True, metadata={"help": "measure rounds in the ranks, too; false: the frontend's metrics only"}
+    )
+    host: str = attrs.field(
+        default="127.0.0.1",
+        validator=v.min_len(1),
+        metadata={"help": "address of metrics.port; 0.0.0.0: all interfaces"},
+    )
+    port: int | None = attrs.field(
+        default=None,
+        validator=v.optional(v.and_(v.ge(0), v.le(65535))),
+        metadata={
+            "help": "HTTP port of the relay's own /metrics, for headless engines; default: none; 0: the kernel picks"
+        },
+    )
+    outputs: tuple[str, ...] = attrs.field(
+        default=(),
+        metadata={
+            "help": "where events go besides: jsonl=FILE, an entry point's name, or package.module:attribute, each with"
+            " =ARGUMENT if it takes one"
+        },
+    )
+    queue: int = attrs.field(
+        default=1024,
+        validator=[v.ge(1), v.le(1 << 20)],
+        metadata={
+            "help": "messages (a round's events each) that may wait for slow outputs; more are dropped and counted"
+        },
+    )
+
+
+@attrs.frozen(kw_only=True)
 class LogSettings:
     """What is written down, and how."""
 
@@ -411,4 +446,5 @@ class Settings:
     server: ServerSettings = attrs.field(factory=ServerSettings)
     wire: WireSettings = attrs.field(factory=WireSettings)
     kv_events: KvEventSettings = attrs.field(factory=KvEventSettings)
+    metrics: MetricsSettings = attrs.field(factory=MetricsSettings)
     log: LogSettings = attrs.field(factory=LogSettings)

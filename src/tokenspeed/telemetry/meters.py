@@ -13,6 +13,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from tokenspeed.plane.messages import EngineInfo, LoadReport
 from tokenspeed.plane.results import Sizes
+from tokenspeed.telemetry.events import Adds, Instruments, Observes, Sets
 from tokenspeed.telemetry.registry import MetricRegistry
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
@@ -42,24 +43,39 @@ class NullMeter:
     def preempted(self, count: int) -> None:
         pass
 
+    def finished(self, *, prefill_s: float, decode_s: float) -> None:
+        pass
+
+    def reported(self, load: LoadReport) -> None:
+        pass
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class PrometheusMeter:
-    """The `Meter` of a rank: iteration records of the control thread (KM-4, KM-7, KM-10..14)."""
+    """The `Meter` of a rank: iteration records of the control thread (KM-4, KM-7, KM-10..14).
 
-    iteration_tokens: Histogram
-    prompt_tokens: Counter
-    decode_tokens: Counter
-    queue_time: Histogram
-    preemptions: Counter
-    jit_compiles: Counter
-    jit_seconds: Counter
-    async_steps: Counter
-    sync_fallback_steps: Counter
+    Attributes:
+        gauges: of the rank's load; None where the frontend writes them from the load reports.
+    """
+
+    instruments: Instruments
+    gauges: LoadGauges | None
+    iteration_tokens: Observes
+    prompt_tokens: Adds
+    decode_tokens: Adds
+    queue_time: Observes
+    prefill_time: Observes
+    decode_time: Observes
+    inference_time: Observes
+    preemptions: Adds
+    jit_compiles: Adds
+    jit_seconds: Adds
+    async_steps: Adds
+    sync_fallback_steps: Adds
 
     def round(self, *, sizes: Sizes, load: LoadReport, tokens: int, prompt_tokens: int) -> None:
         """Record one round; a round without a forward has no tokens and is no iteration."""
-        del sizes, load  # gauges are written from the load reports, on whichever side serves them
+        del sizes, load  # gauges follow the load reports
         if tokens:
             self.iteration_tokens.observe(tokens)
         if prompt_tokens:
@@ -91,18 +107,35 @@ class PrometheusMeter:
         if count:
             self.preemptions.inc(count)
 
+    def finished(self, *, prefill_s: float, decode_s: float) -> None:
+        self.prefill_time.observe(prefill_s)
+        self.decode_time.observe(decode_s)
+        self.inference_time.observe(prefill_s + decode_s)
 
-def prometheus_meter(registry: MetricRegistry) -> PrometheusMeter:
+    def reported(self, load: LoadReport) -> None:
+        if self.gauges is not None:
+            self.gauges.show(load)
+        self.instruments.flush()
+
+
+def prometheus_meter(
+    instruments: Instruments, *, engine: str = "0", gauges: LoadGauges | None = None
+) -> PrometheusMeter:
     return PrometheusMeter(
-        iteration_tokens=registry.histogram("iteration_tokens_total"),
-        prompt_tokens=registry.counter("iteration_prompt_tokens_total"),
-        decode_tokens=registry.counter("decode_tokens_total"),
-        queue_time=registry.histogram("request_queue_time_seconds"),
-        preemptions=registry.counter("num_preemptions_total"),
-        jit_compiles=registry.counter("jit_serving_compiles_total"),
-        jit_seconds=registry.counter("jit_serving_compile_seconds_total"),
-        async_steps=registry.counter("async_steps_total"),
-        sync_fallback_steps=registry.counter("sync_fallback_steps_total"),
+        instruments=instruments,
+        gauges=gauges,
+        iteration_tokens=instruments.histogram("iteration_tokens_total", engine=engine),
+        prompt_tokens=instruments.counter("iteration_prompt_tokens_total", engine=engine),
+        decode_tokens=instruments.counter("decode_tokens_total", engine=engine),
+        queue_time=instruments.histogram("request_queue_time_seconds", engine=engine),
+        prefill_time=instruments.histogram("request_prefill_time_seconds", engine=engine),
+        decode_time=instruments.histogram("request_decode_time_seconds", engine=engine),
+        inference_time=instruments.histogram("request_inference_time_seconds", engine=engine),
+        preemptions=instruments.counter("num_preemptions_total", engine=engine),
+        jit_compiles=instruments.counter("jit_serving_compiles_total", engine=engine),
+        jit_seconds=instruments.counter("jit_serving_compile_seconds_total", engine=engine),
+        async_steps=instruments.counter("async_steps_total", engine=engine),
+        sync_fallback_steps=instruments.counter("sync_fallback_steps_total", engine=engine),
     )
 
 
@@ -116,14 +149,14 @@ class LoadGauges:
     """
 
     token_capacity: int
-    running: Gauge
-    waiting: Gauge
-    usage: Gauge
-    active: Gauge
-    cached: Gauge
-    empty: Gauge
-    used_tokens: Gauge
-    free_tokens: Gauge
+    running: Sets
+    waiting: Sets
+    usage: Sets
+    active: Sets
+    cached: Sets
+    empty: Sets
+    used_tokens: Sets
+    free_tokens: Sets
 
     def show(self, load: LoadReport) -> None:
         self.running.set(load.running)
@@ -139,20 +172,20 @@ class LoadGauges:
         self.free_tokens.set((total - load.active_blocks) * self.token_capacity // total)
 
 
-def load_gauges(registry: MetricRegistry, info: EngineInfo) -> LoadGauges:
+def load_gauges(instruments: Instruments, info: EngineInfo) -> LoadGauges:
     """The gauges of the engine that registered as `info`; also publishes its pool's geometry."""
-    registry.gauge("cache_config_info", block_size=str(info.block_size), num_blocks=str(info.num_blocks)).set(1)
+    instruments.gauge("cache_config_info", block_size=str(info.block_size), num_blocks=str(info.num_blocks)).set(1)
     engine = str(info.engine_index)
     return LoadGauges(
         token_capacity=info.kv_capacity_tokens,
-        running=registry.gauge("num_requests_running", engine=engine),
-        waiting=registry.gauge("num_requests_waiting", engine=engine),
-        usage=registry.gauge("kv_cache_usage_perc", engine=engine),
-        active=registry.gauge("kv_pages_active", engine=engine),
-        cached=registry.gauge("kv_pages_cached", engine=engine),
-        empty=registry.gauge("kv_pages_empty", engine=engine),
-        used_tokens=registry.gauge("kv_used_tokens", engine=engine),
-        free_tokens=registry.gauge("kv_free_tokens", engine=engine),
+        running=instruments.gauge("num_requests_running", engine=engine),
+        waiting=instruments.gauge("num_requests_waiting", engine=engine),
+        usage=instruments.gauge("kv_cache_usage_perc", engine=engine),
+        active=instruments.gauge("kv_pages_active", engine=engine),
+        cached=instruments.gauge("kv_pages_cached", engine=engine),
+        empty=instruments.gauge("kv_pages_empty", engine=engine),
+        used_tokens=instruments.gauge("kv_used_tokens", engine=engine),
+        free_tokens=instruments.gauge("kv_free_tokens", engine=engine),
     )
 
 
@@ -172,6 +205,7 @@ class PrometheusRequestMeter:
     cache_hits: Counter
     ttft: Histogram
     between: Histogram
+    per_token: Histogram
     e2e: Histogram
     request_prompt_tokens: Histogram
     request_generation_tokens: Histogram
@@ -199,8 +233,11 @@ class PrometheusRequestMeter:
             for _ in range(count):
                 self.between.observe(gap_s / count)
 
-    def choice_ended(self, *, reason: str, tokens: int) -> None:
+    def choice_ended(self, *, reason: str, tokens: int, decode_s: float) -> None:
+        """`decode_s`: between the first and the last of its `tokens`."""
         self.live.dec()
+        if tokens > 1:
+            self.per_token.observe(decode_s / (tokens - 1))
         self.success[reason].inc()
         if tokens:
             self.request_generation_tokens.observe(tokens)
@@ -219,6 +256,7 @@ def prometheus_request_meter(registry: MetricRegistry) -> PrometheusRequestMeter
         cache_hits=registry.counter("prefix_cache_hits_total"),
         ttft=registry.histogram("time_to_first_token_seconds"),
         between=registry.histogram("inter_token_latency_seconds"),
+        per_token=registry.histogram("request_time_per_output_token_seconds"),
         e2e=registry.histogram("e2e_request_latency_seconds"),
         request_prompt_tokens=registry.histogram("request_prompt_tokens"),
         request_generation_tokens=registry.histogram("request_generation_tokens"),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import attrs
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 from tokenspeed.errors import InvariantBroken
-from tokenspeed.telemetry.table import METRICS, Kind, MetricSpec
+from tokenspeed.telemetry.table import METRICS, Kind, MetricSpec, Writer
 
 Metric: TypeAlias = Counter | Gauge | Histogram
 
@@ -48,18 +51,53 @@ class MetricRegistry:
             raise InvariantBroken("not a histogram", name=name)
         return metric.labels(model_name=self.model_name, **labels)
 
+    def flush(self) -> None:
+        """Nothing waits to be sent: numbers are read where they are, see `telemetry.events.Instruments`."""
+
     def scrape(self) -> bytes:
         """The exposition text; :data:`CONTENT_TYPE` names its format."""
         return generate_latest(self.collector)
 
 
-def new_registry(model_name: str, *, process: bool = True) -> MetricRegistry:
-    """A registry with every metric of the table; `process` adds CPU, memory and file counts of the process."""
+@attrs.frozen(kw_only=True, eq=False)
+class RankFiles(Collector):
+    """What the ranks of a deployment wrote, from the files they keep in `directory`; summed over ranks.
+
+    Attributes:
+        names: families shown, as scraped without a counter's ``_total``.
+    """
+
+    directory: str
+    names: frozenset[str]
+
+    def collect(self) -> Iterable[Family]:
+        collector: Collector = MultiProcessCollector(None, path=self.directory)  # type: ignore[no-untyped-call]
+        found = collector.collect()
+        return (family for family in found if family.name in self.names)
+
+
+def new_registry(model_name: str, *, process: bool = True, ranks_dir: str | None = None) -> MetricRegistry:
+    """A registry with every metric of the table; `process` adds CPU, memory and file counts of the process.
+
+    Args:
+        ranks_dir: where ranks of other processes keep what they know; None: those metrics are written here.
+    """
     collector = CollectorRegistry(auto_describe=False)
     if process:
         ProcessCollector(registry=collector)
-    metrics = {spec.name: _build(spec, collector) for spec in METRICS}
+    ours = [spec for spec in METRICS if ranks_dir is None or spec.writer is not Writer.ENGINE]
+    metrics = {spec.name: _build(spec, collector) for spec in ours}
+    if ranks_dir is not None:
+        names = frozenset(spec.family for spec in METRICS if spec.writer is Writer.ENGINE)
+        collector.register(RankFiles(directory=ranks_dir, names=names))
     return MetricRegistry(model_name=model_name, collector=collector, metrics=MappingProxyType(metrics))
+
+
+def rank_files_registry(directory: str) -> CollectorRegistry:
+    """Everything the ranks wrote to `directory`, their loads included."""
+    collector = CollectorRegistry(auto_describe=False)
+    collector.register(RankFiles(directory=directory, names=frozenset(spec.family for spec in METRICS)))
+    return collector
 
 
 def _build(spec: MetricSpec, collector: CollectorRegistry) -> Metric:
@@ -67,5 +105,7 @@ def _build(spec: MetricSpec, collector: CollectorRegistry) -> Metric:
     if spec.kind is Kind.COUNTER:
         return Counter(spec.full_name, spec.help, labels, registry=collector)
     if spec.kind is Kind.GAUGE:
-        return Gauge(spec.full_name, spec.help, labels, registry=collector)
+        # Ranks' files differ in the label `engine`; of one engine's, the latest value counts.
+        mode: Literal["mostrecent", "max"] = "mostrecent" if "engine" in spec.labels else "max"
+        return Gauge(spec.full_name, spec.help, labels, registry=collector, multiprocess_mode=mode)
     return Histogram(spec.full_name, spec.help, labels, buckets=spec.buckets, registry=collector)

@@ -65,6 +65,11 @@ class MetricSpec:
     def full_name(self) -> str:
         return PREFIX + self.name
 
+    @property
+    def family(self) -> str:
+        """As the exposition's TYPE line has it: a counter's without ``_total``."""
+        return self.full_name.removesuffix("_total") if self.kind is Kind.COUNTER else self.full_name
+
 
 def _counter(name: str, writer: Writer, text: str, *labels: str) -> MetricSpec:
     return MetricSpec(name=name, kind=Kind.COUNTER, writer=writer, help=text, labels=labels)
@@ -99,6 +104,9 @@ METRICS: tuple[MetricSpec, ...] = (
     _counter("prefix_cache_hits_total", _F, "Prompt tokens found in the prefix cache."),
     _histogram("time_to_first_token_seconds", _F, "From arrival to a request's first token.", TTFT_S),
     _histogram("inter_token_latency_seconds", _F, "Between successive tokens of a choice.", BETWEEN_TOKENS_S),
+    _histogram(
+        "request_time_per_output_token_seconds", _F, "Mean time between the tokens of a choice.", BETWEEN_TOKENS_S
+    ),
     _histogram("e2e_request_latency_seconds", _F, "From arrival to the end of a request.", REQUEST_S),
     _histogram("request_prompt_tokens", _F, "Prompt tokens of a request.", TOKENS),
     _histogram("request_generation_tokens", _F, "Tokens generated for a choice.", TOKENS),
@@ -109,13 +117,18 @@ METRICS: tuple[MetricSpec, ...] = (
     _counter("http_requests_total", _F, "HTTP requests answered.", "handler", "method", "status"),
     _histogram("http_request_duration_seconds", _F, "From headers to the last byte.", HTTP_S, "handler", "method"),
     # rounds
-    _counter("num_preemptions_total", _E, "Requests taken off the device before their end."),
-    _histogram("request_queue_time_seconds", _E, "From submission to the first forward, once a request.", REQUEST_S),
-    _histogram("iteration_tokens_total", _E, "Tokens of one forward.", ROUND_TOKENS),
-    _counter("iteration_prompt_tokens_total", _E, "Prompt tokens computed by forwards."),
-    _counter("decode_tokens_total", _E, "Tokens committed by decode forwards."),
-    _counter("jit_serving_compiles_total", _E, "Kernel compilations while serving."),
-    _counter("jit_serving_compile_seconds_total", _E, "Seconds spent in them."),
-    _counter("async_steps_total", _E, "Forwards fed with the future of the forward before."),
-    _counter("sync_fallback_steps_total", _E, "Forwards of the futures executor fed by the host."),
+    _counter("num_preemptions_total", _E, "Requests taken off the device before their end.", "engine"),
+    _histogram(
+        "request_queue_time_seconds", _E, "From submission to the first forward, once a request.", REQUEST_S, "engine"
+    ),
+    _histogram("iteration_tokens_total", _E, "Tokens of one forward.", ROUND_TOKENS, "engine"),
+    _counter("iteration_prompt_tokens_total", _E, "Prompt tokens computed by forwards.", "engine"),
+    _histogram("request_prefill_time_seconds", _E, "From the first forward to the first token.", REQUEST_S, "engine"),
+    _histogram("request_decode_time_seconds", _E, "From the first token to the last.", REQUEST_S, "engine"),
+    _histogram("request_inference_time_seconds", _E, "From the first forward to the last token.", REQUEST_S, "engine"),
+    _counter("decode_tokens_total", _E, "Tokens committed by decode forwards.", "engine"),
+    _counter("jit_serving_compiles_total", _E, "Kernel compilations while serving.", "engine"),
+    _counter("jit_serving_compile_seconds_total", _E, "Seconds spent in them.", "engine"),
+    _counter("async_steps_total", _E, "Forwards fed with the future of the forward before.", "engine"),
+    _counter("sync_fallback_steps_total", _E, "Forwards of the futures executor fed by the host.", "engine"),
 )
