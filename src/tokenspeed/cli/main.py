@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, Command] = {
     "serve": Command("serve", "serve a model over HTTP (OpenAI API)"),
     "generate": Command("generate", "generate text for prompts, without a server"),
     "chat": Command("chat", "talk to a model in the terminal"),
+    "bench": Command("bench", "measure a running server, or an engine in this process"),
     "config": Command("config", "print the resolved settings, where each value is from, or the schema"),
     "check": Command("check", "look at machine, model and ports; say what would run"),
     "env": Command("env", "print versions and facts of this machine for a bug report"),

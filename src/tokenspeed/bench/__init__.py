@@ -1,0 +1,1 @@
+"""Load and latency measurements, of a server over HTTP or of an engine in this process."""
