@@ -163,7 +163,7 @@ def test_figures_are_those_of_answered_requests() -> None:
             Outcome(sent_s=10.2, total_s=9.0, fault="no"),
         ]
     )
-    assert (report.completed, report.failed, report.faults) == (2, 2, {"no": 2})
+    assert (report.completed, report.failed, report.faults) == (2, 2, (("no", 2),))
     assert report.duration_s == pytest.approx(2.0)
     assert report.output_tokens_per_s == pytest.approx(2.0)
     assert report.total_tokens_per_s == pytest.approx(9.0)

@@ -47,7 +47,7 @@ class Report:
     itl_ms: Spread
     tpot_ms: Spread
     e2e_ms: Spread
-    faults: dict[str, int]
+    faults: tuple[tuple[str, int], ...]
 
     @property
     def requests_per_s(self) -> float:
@@ -64,6 +64,7 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         return {
             **attrs.asdict(self),
+            "faults": dict(self.faults),
             "requests_per_s": self.requests_per_s,
             "output_tokens_per_s": self.output_tokens_per_s,
             "total_tokens_per_s": self.total_tokens_per_s,
@@ -95,7 +96,7 @@ def report_of(outcomes: Sequence[Outcome]) -> Report:
             if outcome.output_tokens > 1
         ),
         e2e_ms=spread_ms(outcome.total_s for outcome in good),
-        faults=dict(Counter(outcome.fault for outcome in outcomes if outcome.fault).most_common()),
+        faults=tuple(Counter(outcome.fault for outcome in outcomes if outcome.fault).most_common()),
     )
 
 
@@ -125,5 +126,5 @@ def table_of(report: Report) -> str:
     ):
         figures = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)
         lines.append(f"{label:<26}" + "".join(f"{figure:>10.2f}" for figure in figures))
-    lines += [f"failed {count} times: {fault}" for fault, count in report.faults.items()]
+    lines += [f"failed {count} times: {fault}" for fault, count in report.faults]
     return "\n".join(lines)
