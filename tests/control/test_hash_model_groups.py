@@ -74,7 +74,7 @@ def test_whole_and_chunked_prompts_give_the_tokens_worked_out_from_the_context_a
 
 def test_a_full_group_alone_gives_the_tokens_it_always_gave() -> None:
     single = attrs.evolve(SPECS, groups=GROUPS[:1])
-    assert run(hash_model(single), attrs.evolve(prefill(), grants=grants(0, FULL), pages_to_zero=()), *decodes()) == (
+    assert run(hash_model(single), prefill()._replace(grants=grants(0, FULL), pages_to_zero=()), *decodes()) == (
         hash_continuation(PROMPT, 3, vocab_size=1009)
     )
 
@@ -89,17 +89,17 @@ def test_a_full_group_alone_gives_the_tokens_it_always_gave() -> None:
 )
 def test_a_wrong_grant_changes_the_tokens(wrong: tuple[BlockGrants, ...]) -> None:
     steps = decodes()
-    assert run(hash_model(SPECS), prefill(), attrs.evolve(steps[0], grants=wrong), steps[1]) != EXPECTED
+    assert run(hash_model(SPECS), prefill(), steps[0]._replace(grants=wrong), steps[1]) != EXPECTED
 
 
 def test_a_block_behind_the_window_may_be_anything() -> None:
     steps = decodes()
     gone = grants(0, (), (31,))[1:]
-    assert run(hash_model(SPECS), prefill(), attrs.evolve(steps[0], grants=gone), steps[1]) == EXPECTED
+    assert run(hash_model(SPECS), prefill(), steps[0]._replace(grants=gone), steps[1]) == EXPECTED
 
 
 def test_a_state_that_was_not_cleaned_changes_the_tokens() -> None:
-    assert run(hash_model(SPECS), attrs.evolve(prefill(), pages_to_zero=()), *decodes()) != EXPECTED
+    assert run(hash_model(SPECS), prefill()._replace(pages_to_zero=()), *decodes()) != EXPECTED
 
 
 def test_copied_blocks_of_every_group_carry_a_request_over() -> None:

@@ -259,7 +259,7 @@ def test_a_first_token_is_stamped_when_it_came_although_batches_share_their_rows
     table.tokens.known[batch.rows] += 1
     stats.committed(batch, now_s=2.0)
     stats.committed(batch, now_s=3.0)
-    both = attrs.evolve(batch, rows=int32([table.by_rid["r0"], table.by_rid["r1"]]), samples=np.array([True, True]))
+    both = batch._replace(rows=int32([table.by_rid["r0"], table.by_rid["r1"]]), samples=np.array([True, True]))
     table.tokens.known[table.by_rid["r1"]] += 1
     stats.committed(both, now_s=4.0)
     stats.committed(both, now_s=5.0)

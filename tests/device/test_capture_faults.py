@@ -265,7 +265,7 @@ def test_the_token_of_a_request_that_left_its_slot_is_no_token_any_more() -> Non
 def test_planted_fault_an_argument_that_is_edited_behind_the_queue_is_found(queued: bool) -> None:
     memory = np.array([5, 6], dtype=np.int32)
     memory.setflags(write=False)
-    work = attrs.evolve(batch((0, 0, [5, 6])), input_ids=memory)
+    work = batch((0, 0, [5, 6]))._replace(input_ids=memory)
     handle = FakeHandle(held_landing=True)
     plane = open_data_plane(handle, CountingWakeup(), Strict())
     if not queued:

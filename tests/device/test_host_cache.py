@@ -387,7 +387,7 @@ def test_the_end_of_a_held_copy_wakes_the_control_thread() -> None:
         prefill(rig, 0, A, (1, 2))
         plane = open_data_plane(rig.handle, wakeup, Strict())
         rig.backend.write_stream.hold()
-        plane.execute(attrs.evolve(plan(), batch=None, cache=(write_back(1, (1,), (3,)),)), Dispatch())
+        plane.execute(plan()._replace(batch=None, cache=(write_back(1, (1,), (3,)),)), Dispatch())
         assert wakeup.wait_for(1)  # the plan itself has landed
         assert not plane.poll_cache_results()
         rig.backend.write_stream.release()

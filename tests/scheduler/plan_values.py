@@ -20,4 +20,4 @@ def described(plan: ExecutionPlan) -> tuple[object, ...]:
             return tuple(plain(part) for part in value)
         return value
 
-    return tuple(plain(part) for part in attrs.astuple(plan, recurse=False))
+    return tuple(plain(part) for part in plan)

@@ -246,7 +246,7 @@ class Rig:
         rows, config = batch.rows.tolist(), self.config
         assert len(set(rows)) == len(rows)
         assert 0 < batch.num_tokens <= config.max_batched_tokens
-        assert all(not array.flags.writeable for array in attrs.astuple(batch, recurse=False))
+        assert all(not array.flags.writeable for array in batch)
         at = 0
         columns = (batch.slots, batch.starts, batch.counts, batch.samples)
         for row, slot, start, count, samples in zip(rows, *(column.tolist() for column in columns), strict=True):

@@ -186,6 +186,12 @@ class Output:
     is_eos: BoolArray
     engine_index: int = 0
     state: OutputState = attrs.field(factory=OutputState)
+    seated: Int32Array = attrs.field(init=False)
+    """The table's token lines behind each other, a view."""
+
+    @seated.default
+    def _seated(self) -> Int32Array:
+        return self.table.tokens.seated.reshape(-1)
 
     def logprob_plan(self, batch: ForwardBatch) -> LogprobPlan:
         """Which rows of `batch` must return log-probabilities (OL-4)."""
@@ -310,7 +316,7 @@ class Output:
 
     def _append(self, cohort: Cohort, tokens: Int32Array) -> None:
         """Write the new tokens, int32 ``[n]``, behind the known ones."""
-        self.table.tokens.seated.reshape(-1)[cohort.at] = tokens
+        self.seated[cohort.at] = tokens
         np.add(cohort.at, ONE, cohort.at)
         np.add(cohort.counts, ONE_SHORT, cohort.counts)
         self.table.tokens.known[cohort.rows] = cohort.counts[0]

@@ -112,7 +112,10 @@ def _fault(value: object, path: str) -> str:
     if isinstance(value, _SCALARS):
         return ""
     if isinstance(value, tuple):
-        return next(filter(None, (_fault(item, f"{path}[{i}]") for i, item in enumerate(value))), "")
+        names: tuple[str, ...] | None = getattr(value, "_fields", None)
+        places = (f".{name}" for name in names) if names else (f"[{i}]" for i in range(len(value)))
+        faults = (_fault(item, path + place) for item, place in zip(value, places, strict=True))
+        return next(filter(None, faults), "")
     if isinstance(value, np.ndarray):
         return "" if _read_only(value) else f"{path}: a writable array"
     kind = type(value)

@@ -52,9 +52,8 @@ class ForwardResult:
     sync_fallback_steps: int = 0
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class ForwardLanded:
-    """A committed forward, for the scheduler's tail advance.
+class ForwardLanded(NamedTuple):
+    """A committed forward, for the scheduler's tail advance; a tuple, since each round makes one.
 
     Attributes:
         batch: the batch as planned.

@@ -74,8 +74,10 @@ class Admission:
 
     def admit_next(self) -> int | None:
         """Seat the head of the queue, if there is a slot and there are pages; nobody overtakes it."""
+        if not self.residents.has_seat or self.images.waiting() is not None:
+            return None
         row = self.waiting.head()
-        if row is None or not self.residents.has_seat or self.images.waiting() is not None:
+        if row is None:
             return None
         state, schedule = self.state, self.table.schedule
         known, limit = int(self.table.tokens.known[row]), self._limit(row)

@@ -131,13 +131,13 @@ def build_scheduler(config: SchedulerConfig, table: RequestTable, policy: Schedu
             residents=residents,
             pressure=pressure,
             states=states,
+            common=constants(config.max_num_seqs),
         ),
         prefill=Prefill(config=config, table=table, life=life, residents=residents, admission=admission, states=states),
         pressure=pressure,
         exits=exits,
         storage=storage,
         remote=remote_of(config, groups, table, life, residents, admission, seniority, exits),
-        common=constants(config.max_num_seqs),
     )
 
 

@@ -13,7 +13,7 @@ from tokenspeed.plane.messages import BoolArray, IndexArray, Int32Array
 from tokenspeed.plane.plan import EMPTY_INDEX, EMPTY_INT32, index_array, int32
 from tokenspeed.plane.table import RequestTable
 from tokenspeed.scheduler.config import SchedulerConfig
-from tokenspeed.scheduler.draft import DecodeRows, PlanDraft
+from tokenspeed.scheduler.draft import NO_CONSTANTS, Constants, DecodeRows, PlanDraft
 from tokenspeed.scheduler.groups import UNBOUNDED, Group
 from tokenspeed.scheduler.kept_states import KeptStates
 from tokenspeed.scheduler.pool import Pool
@@ -22,6 +22,7 @@ from tokenspeed.scheduler.residents import Residents
 from tokenspeed.scheduler.states import Event, Life, State
 
 NEVER = UNBOUNDED
+ONE: Int32Array = np.array(1, dtype=np.int32)  # numpy adds it faster than a scalar
 
 
 @attrs.define(eq=False)
@@ -29,14 +30,15 @@ class Lanes:
     """Writer: Decoding. Columns of the decoding rows ``[n]``, in the order they began to decode.
 
     ``starts`` equals the table's ``scheduled``; ``wall`` is the start from which on a row lacks a
-    block, NEVER if its blocks suffice to its end. ``rows``, ``slots`` and ``starts`` are handed out
-    in plans: replaced, never written. ``left``: rounds until the first row has nothing more to plan.
-    ``free``: rounds in which no row reaches its wall. ``epoch``: of `Life` when the lanes were built.
+    block, NEVER if its blocks suffice to its end. ``rows``, ``slots``, ``starts`` and ``common`` are
+    handed out in plans: replaced, never written. ``left``: rounds until the first row has nothing more
+    to plan. ``free``: rounds in which no row reaches its wall. ``epoch``: of `Life` when the lanes were built.
     """
 
     rows: IndexArray = EMPTY_INDEX
     slots: IndexArray = EMPTY_INDEX
     starts: Int32Array = EMPTY_INT32
+    common: Constants = NO_CONSTANTS
     limit: Int32Array = EMPTY_INT32
     wall: Int32Array = EMPTY_INT32
     left: int = 0
@@ -54,6 +56,7 @@ class Decoding:
     residents: Residents
     pressure: Pressure
     states: KeptStates
+    common: Constants
     lanes: Lanes = attrs.field(factory=Lanes)
     early: int = attrs.field(init=False)
 
@@ -72,7 +75,7 @@ class Decoding:
             self._plan_pressed(draft)
             return
         lanes.free -= 1
-        draft.decodes = DecodeRows(lanes.rows, lanes.slots, lanes.starts)
+        draft.decodes = DecodeRows(lanes.rows, lanes.slots, lanes.starts, lanes.common)
         lanes.starts = self._schedule(draft.decodes)
         lanes.left -= 1
         if not lanes.left:
@@ -143,7 +146,10 @@ class Decoding:
         if not chosen.any():
             return
         some = DecodeRows(
-            index_array(lanes.rows[chosen]), index_array(lanes.slots[chosen]), int32(lanes.starts[chosen])
+            index_array(lanes.rows[chosen]),
+            index_array(lanes.slots[chosen]),
+            int32(lanes.starts[chosen]),
+            self.common.first(int(np.count_nonzero(chosen))),
         )
         draft.decodes = some
         ends = self._schedule(some)
@@ -151,7 +157,7 @@ class Decoding:
         self._rebuild()
 
     def _schedule(self, decodes: DecodeRows) -> Int32Array:
-        ends: Int32Array = decodes.starts + np.int32(1)
+        ends: Int32Array = decodes.starts + ONE
         ends.setflags(write=False)
         self.table.schedule.scheduled[decodes.rows] = ends
         return ends
@@ -167,7 +173,7 @@ class Decoding:
         slots = index_array(self.table.schedule.slot[rows])
         for slot in slots.tolist():
             self.states.before_forward(slot)
-        lanes.rows, lanes.slots = rows, slots
+        lanes.rows, lanes.slots, lanes.common = rows, slots, self.common.first(len(rows))
         lanes.starts = int32(self.table.schedule.scheduled[rows])
         lanes.limit = self.residents.state.limit[slots]
         lanes.wall = self._walls(slots, lanes.limit)

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import attrs
 import numpy as np
 
 from tokenspeed.plane.messages import BoolArray, IndexArray, Int32Array
 from tokenspeed.plane.plan import EMPTY_INDEX, EMPTY_INT32, FROM_DEVICE, ForwardBatch, PlanAbort, index_array, int32
-
-
-@attrs.frozen(eq=False)
-class DecodeRows:
-    """Rows that compute one token each, all from the device; read-only, as in `ForwardBatch`."""
-
-    rows: IndexArray = EMPTY_INDEX
-    slots: IndexArray = EMPTY_INDEX
-    starts: Int32Array = EMPTY_INT32
-
-
-NO_DECODES = DecodeRows()
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -34,11 +24,14 @@ class Chunk:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Constants:
-    """What every decode row has in common, made once and sliced; read-only ``[max_num_seqs]``."""
+    """What every decode row has in common; read-only."""
 
     ones: Int32Array
     samples: BoolArray
     from_device: Int32Array
+
+    def first(self, n: int) -> Constants:
+        return Constants(ones=self.ones[:n], samples=self.samples[:n], from_device=self.from_device[:n])
 
 
 def constants(size: int) -> Constants:
@@ -47,6 +40,19 @@ def constants(size: int) -> Constants:
     return Constants(
         ones=int32(np.ones(size)), samples=samples, from_device=int32(np.full(size, FROM_DEVICE, dtype=np.int32))
     )
+
+
+class DecodeRows(NamedTuple):
+    """Rows that compute one token each, all from the device; read-only, as in `ForwardBatch`."""
+
+    rows: IndexArray
+    slots: IndexArray
+    starts: Int32Array
+    common: Constants
+
+
+NO_CONSTANTS = constants(0)
+NO_DECODES = DecodeRows(EMPTY_INDEX, EMPTY_INDEX, EMPTY_INT32, NO_CONSTANTS)
 
 
 @attrs.define(eq=False)
@@ -67,31 +73,25 @@ class PlanDraft:
     stuck: list[int] = attrs.field(factory=list)
     pressed: bool = False
 
-    def batch(self, common: Constants) -> ForwardBatch | None:
+    def batch(self) -> ForwardBatch | None:
         """Decodes first, then chunks in the order they were planned."""
-        decodes, n = self.decodes, len(self.decodes.rows)
-        ones, samples, ids = common.ones[:n], common.samples[:n], common.from_device[:n]
+        decodes, common = self.decodes, self.decodes.common
         if not self.chunks:
-            if not n:
+            if not len(decodes.rows):
                 return None
             return ForwardBatch(
-                rows=decodes.rows,
-                slots=decodes.slots,
-                starts=decodes.starts,
-                counts=ones,
-                samples=samples,
-                input_ids=ids,
+                decodes.rows, decodes.slots, decodes.starts, common.ones, common.samples, common.from_device
             )
         chunks = self.chunks
-        sampled = np.concatenate([samples, np.array([chunk.samples for chunk in chunks], dtype=np.bool_)])
+        sampled = np.concatenate([common.samples, np.array([chunk.samples for chunk in chunks], dtype=np.bool_)])
         sampled.setflags(write=False)
         return ForwardBatch(
             rows=index_array([*decodes.rows.tolist(), *(chunk.row for chunk in chunks)]),
             slots=index_array([*decodes.slots.tolist(), *(chunk.slot for chunk in chunks)]),
             starts=_joined(decodes.starts, [chunk.start for chunk in chunks]),
-            counts=_joined(ones, [len(chunk.ids) for chunk in chunks]),
+            counts=_joined(common.ones, [len(chunk.ids) for chunk in chunks]),
             samples=sampled,
-            input_ids=_frozen(np.concatenate([ids, *(chunk.ids for chunk in chunks)])),
+            input_ids=_frozen(np.concatenate([common.from_device, *(chunk.ids for chunk in chunks)])),
         )
 
 

@@ -6,7 +6,7 @@ A state can be found only where a snapshot of it was kept, so with state groups 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import attrs
 
@@ -26,9 +26,8 @@ class Relink:
     block: int
 
 
-@attrs.frozen
-class Landed:
-    """Rows of a forward that landed.
+class Landed(NamedTuple):
+    """Rows of a forward that landed; a tuple, since each round makes one.
 
     Attributes:
         ends: int32 ``[n]``, tokens of each row whose KV is on the device now.

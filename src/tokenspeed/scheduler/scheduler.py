@@ -28,7 +28,7 @@ from tokenspeed.scheduler.admission import Admission
 from tokenspeed.scheduler.audit import SchedulerSnapshot, take_snapshot
 from tokenspeed.scheduler.config import SchedulerConfig
 from tokenspeed.scheduler.decoding import Decoding
-from tokenspeed.scheduler.draft import Constants, PlanDraft
+from tokenspeed.scheduler.draft import PlanDraft
 from tokenspeed.scheduler.exits import Exits
 from tokenspeed.scheduler.host.images import Images
 from tokenspeed.scheduler.kept_states import KeptStates
@@ -77,7 +77,6 @@ class PagedScheduler:
     exits: Exits
     storage: Storage
     remote: Remote
-    common: Constants
     state: RoundState = attrs.field(factory=RoundState)
 
     def submit(self, rows: Sequence[int]) -> SubmitResult:
@@ -125,7 +124,7 @@ class PagedScheduler:
 
     def _plan(self, draft: PlanDraft, streams: Streams, stored: tuple[StorageOp, ...]) -> ExecutionPlan:
         """A plan of what the parts have put into the draft."""
-        residents, batch = self.residents, draft.batch(self.common)
+        residents, batch = self.residents, draft.batch()
         self.state.planned += batch is not None
         return ExecutionPlan(
             round_id=draft.round_id,
