@@ -85,6 +85,9 @@ class RecordingTier:
     def flush(self) -> None:
         self.log.append(("host", "flush"))
 
+    def memory(self) -> tuple:
+        return ()
+
     def shutdown(self) -> None:
         self.log.append(("host", "shutdown"))
 

@@ -63,6 +63,9 @@ class CountingTier:
     def flush(self) -> None:
         self.inner.flush()
 
+    def memory(self) -> tuple:
+        return ()
+
     def shutdown(self) -> None:
         self.inner.shutdown()
 

@@ -135,6 +135,30 @@ class FakeHandle:
     def flush_cache(self) -> None:
         self._enter("flush_cache")
 
+    def release_memory(self, tags: tuple[str, ...]) -> str:
+        self._enter("release_memory", tags)
+        return ""
+
+    def resume_memory(self, tags: tuple[str, ...], restore: bool) -> str:
+        self._enter("resume_memory", tags, restore)
+        return ""
+
+    def load_weights(self, source: object) -> str:
+        self._enter("load_weights", source)
+        return ""
+
+    def commit_weights(self, accept: bool) -> str:
+        self._enter("commit_weights", accept)
+        return ""
+
+    def open_weights_group(self, group: object) -> str:
+        self._enter("open_weights_group", group)
+        return ""
+
+    def close_weights_group(self, name: str) -> str:
+        self._enter("close_weights_group", name)
+        return ""
+
     def start_profile(self, path: str) -> str:
         self._enter("start_profile", path)
         return f"{path}/trace.json"

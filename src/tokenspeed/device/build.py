@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 import attrs
+import torch
 
 from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.progress import NoProgress, Progress
@@ -43,8 +44,11 @@ from tokenspeed.device.parts import DeviceParts, ModelFactory, SamplerFactory
 from tokenspeed.device.profile import TraceProfiler
 from tokenspeed.device.sampling.base import logprobs
 from tokenspeed.device.specs_of import specs_of
+from tokenspeed.device.step import ForwardStep
 from tokenspeed.device.survey import host_of, memory_of
 from tokenspeed.device.warm_up import warm_up
+from tokenspeed.device.weights.current import CurrentStep, current_step, pool_memory, pool_parts
+from tokenspeed.device.weights.update import FixedOccupancy, HostOccupancy, Occupancy, OccupancyState
 from tokenspeed.errors import NotSupported
 from tokenspeed.plane.ports import DeviceHandle
 from tokenspeed.plane.specs import DeviceSpecs
@@ -119,7 +123,7 @@ def build_device_side(
     with ExitStack() as opened:
         backend = open_backend(settings.device, machine, given.backend, given.watch)
         opened.callback(backend.close)
-        attention, memory, host = _load(settings, checkpoint, model, backend, machine, watch)
+        attention, memory, host, step = _load(settings, checkpoint, model, backend, machine, watch)
         specs = specs_of(settings, checkpoint, memory, host)
         executor = on_stream(
             backend.exec_stream,
@@ -128,7 +132,7 @@ def build_device_side(
         )
         opened.callback(executor.close)
         host_tier = on_stream(
-            backend.exec_stream, lambda: _host_tier(backend, attention, specs, executor, given), "host tier"
+            backend.exec_stream, lambda: _host_tier(backend, attention, step, specs, executor, given), "host tier"
         )
         watch.step("warm-up", 0, 1)
         warm_up(executor, specs)
@@ -139,6 +143,7 @@ def build_device_side(
             profiler=TraceProfiler(stream=backend.exec_stream),
             rounds=given.rounds,
             host_tier=host_tier,
+            occupancy=_occupancy(settings, checkpoint, model, backend, attention, step, host_tier),
         )
         opened.pop_all()
     return DeviceBuild(
@@ -177,7 +182,7 @@ def _load(
     backend: Backend,
     machine: Machine,
     progress: Progress,
-) -> tuple[AttentionBuild, MemoryPlan, HostPlan]:
+) -> tuple[AttentionBuild, MemoryPlan, HostPlan, ForwardStep]:
     """Weights first, because what they leave of the budget is the pool's."""
     config, page_tokens, stream = checkpoint.config, settings.cache.page_tokens, backend.exec_stream
     budget = memory_budget(settings.device, machine)
@@ -189,11 +194,42 @@ def _load(
     for line in (*memory.lines(), *host.lines()):
         log.info("%s", line)
     bound = on_stream(stream, lambda: model.bind(weights, num_pages=memory.num_pages, page_tokens=page_tokens), "bind")
-    return attention_build(bound, memory, model.cache_groups(config, page_tokens)), memory, host
+    attention = attention_build(bound, memory, model.cache_groups(config, page_tokens))
+    return attrs.evolve(attention, step=current_step(bound.step)), memory, host, bound.step
+
+
+def _occupancy(
+    settings: Settings,
+    checkpoint: Checkpoint,
+    model: ModelFactory,
+    backend: Backend,
+    attention: AttentionBuild,
+    step: ForwardStep,
+    host_tier: HostTier,
+) -> Occupancy:
+    """`step`: the one first in force."""
+    if settings.device.backend is not BackendKind.CPU or not isinstance(attention.step, CurrentStep):
+        name = settings.device.backend.value
+        return FixedOccupancy(f"device.backend {name} keeps its weights and its memory; cpu can change them")
+    kept = (*pool_memory(attention.pool), *(torch.from_numpy(memory) for memory in host_tier.memory()))
+    return HostOccupancy(
+        stream=backend.exec_stream,
+        factory=model,
+        page_tokens=settings.cache.page_tokens,
+        current=attention.step,
+        parts=pool_parts(step, attention.pool),
+        kv_memory=kept,
+        state=OccupancyState(checkpoint=checkpoint),
+    )
 
 
 def _host_tier(
-    backend: Backend, attention: AttentionBuild, specs: DeviceSpecs, executor: Executor, given: DeviceParts
+    backend: Backend,
+    attention: AttentionBuild,
+    step: ForwardStep,
+    specs: DeviceSpecs,
+    executor: Executor,
+    given: DeviceParts,
 ) -> HostTier:
     if not specs.host_parents:
         return NoHostTier()
@@ -203,7 +239,7 @@ def _host_tier(
         slots=executor.slot_states,
         specs=specs,
         placement=attention.layer_places(specs.groups),
-        counters=counters_for(attention.step),
+        counters=counters_for(step),
         parts=given.tier,
         cost=None if given.copy_cost is None else given.copy_cost(specs.groups),
     )

@@ -39,6 +39,7 @@ from tokenspeed.device.guards import UNWATCHED, SyncDebug, sync_debug
 from tokenspeed.device.handle import CacheOps, cache_ops_from_plan
 from tokenspeed.device.jit_monitor import NO_COMPILATIONS, JitMonitor
 from tokenspeed.errors import DeviceLost, InvariantBroken
+from tokenspeed.plane.messages import WeightsGroup, WeightsSource
 from tokenspeed.plane.plan import Dispatch, ExecutionPlan
 from tokenspeed.plane.ports import DeviceHandle, Landing, Ticket, Wakeup, completion_query
 from tokenspeed.plane.results import CacheAcks, ForwardResult
@@ -96,6 +97,43 @@ class FlushCache:
 
 
 @attrs.frozen(eq=False)
+class ReleaseMemory:
+    tags: tuple[str, ...]
+    reply: Reply
+
+
+@attrs.frozen(eq=False)
+class ResumeMemory:
+    tags: tuple[str, ...]
+    restore: bool
+    reply: Reply
+
+
+@attrs.frozen(eq=False)
+class LoadWeights:
+    source: WeightsSource
+    reply: Reply
+
+
+@attrs.frozen(eq=False)
+class CommitWeights:
+    accept: bool
+    reply: Reply
+
+
+@attrs.frozen(eq=False)
+class OpenWeightsGroup:
+    group: WeightsGroup
+    reply: Reply
+
+
+@attrs.frozen(eq=False)
+class CloseWeightsGroup:
+    name: str
+    reply: Reply
+
+
+@attrs.frozen(eq=False)
 class StartProfile:
     path: str
     reply: Reply
@@ -117,7 +155,10 @@ class Close:
 
 
 PerRound: TypeAlias = Execute | Release | NoteForwarded | IdleForward
-AwaitedOperation: TypeAlias = IdleForward | FlushCache | StartProfile | StopProfile | ShutdownCache
+MemoryOrWeights: TypeAlias = (
+    ReleaseMemory | ResumeMemory | LoadWeights | CommitWeights | OpenWeightsGroup | CloseWeightsGroup
+)
+AwaitedOperation: TypeAlias = IdleForward | FlushCache | MemoryOrWeights | StartProfile | StopProfile | ShutdownCache
 Operation: TypeAlias = Execute | Release | NoteForwarded | AwaitedOperation
 
 
@@ -225,6 +266,28 @@ class HostDataPlane:
     def flush_cache(self) -> None:
         self._await(FlushCache(Reply()))
 
+    def release_memory(self, tags: tuple[str, ...]) -> str:
+        self.check.check("release_memory", tags)
+        return self._await(ReleaseMemory(tags, Reply()))
+
+    def resume_memory(self, tags: tuple[str, ...], restore: bool) -> str:
+        self.check.check("resume_memory", tags)
+        return self._await(ResumeMemory(tags, restore, Reply()))
+
+    def load_weights(self, source: WeightsSource) -> str:
+        self.check.check("load_weights", source)
+        return self._await(LoadWeights(source, Reply()))
+
+    def commit_weights(self, accept: bool) -> str:
+        return self._await(CommitWeights(accept, Reply()))
+
+    def open_weights_group(self, group: WeightsGroup) -> str:
+        self.check.check("open_weights_group", group)
+        return self._await(OpenWeightsGroup(group, Reply()))
+
+    def close_weights_group(self, name: str) -> str:
+        return self._await(CloseWeightsGroup(name, Reply()))
+
     def start_profile(self, path: str) -> str:
         self.check.check("start_profile", path)
         return self._await(StartProfile(path, Reply()))
@@ -326,6 +389,24 @@ class HostDataPlane:
                 reply.value = handle.stop_profile()
             case ShutdownCache():
                 handle.shutdown_cache()
+            case other:
+                other.reply.value = self._memory_or_weights(other)
+
+    def _memory_or_weights(self, operation: MemoryOrWeights) -> str:
+        handle = self.handle
+        match operation:
+            case ReleaseMemory(tags=tags):
+                return handle.release_memory(tags)
+            case ResumeMemory(tags=tags, restore=restore):
+                return handle.resume_memory(tags, restore)
+            case LoadWeights(source=source):
+                return handle.load_weights(source)
+            case CommitWeights(accept=accept):
+                return handle.commit_weights(accept)
+            case OpenWeightsGroup(group=group):
+                return handle.open_weights_group(group)
+            case CloseWeightsGroup(name=name):
+                return handle.close_weights_group(name)
 
     def _keep(self, error: BaseException) -> None:
         with self.state.lock:

@@ -12,11 +12,13 @@ from typing import Protocol
 import attrs
 
 from tokenspeed.device.backends.base import Backend
-from tokenspeed.device.executors.ports import SlotStates
+from tokenspeed.device.executors.ports import HostBytes, SlotStates
 from tokenspeed.device.gc_hooks import RoundCounter
 from tokenspeed.device.profile import Profiler
 from tokenspeed.device.step import AllReady, LayersReady
+from tokenspeed.device.weights.update import FixedOccupancy, Occupancy
 from tokenspeed.errors import InvariantBroken
+from tokenspeed.plane.messages import WeightsGroup, WeightsSource
 from tokenspeed.plane.plan import (
     BlockCopy,
     BlockGrants,
@@ -72,6 +74,10 @@ class HostTier(Protocol):
         """The scheduler forgot all blocks of the host tier."""
         ...
 
+    def memory(self) -> tuple[HostBytes, ...]:
+        """What it keeps blocks and images in; its content is nobody's while the scheduler knows of none."""
+        ...
+
     def shutdown(self) -> None:
         """Wait, not for ever, for the copies that are queued; no other is taken afterwards."""
         ...
@@ -98,6 +104,9 @@ class NoHostTier:
 
     def flush(self) -> None:
         return None
+
+    def memory(self) -> tuple[HostBytes, ...]:
+        return ()
 
     def shutdown(self) -> None:
         return None
@@ -175,6 +184,7 @@ class StreamDeviceHandle:
     rounds: RoundCounter
     host_tier: HostTier = attrs.field(factory=NoHostTier)
     peer: RemotePeer = attrs.field(factory=NoRemotePeer)
+    occupancy: Occupancy = attrs.field(default=FixedOccupancy("this device keeps its weights and its memory"))
 
     def execute(self, plan: ExecutionPlan, dispatch: Dispatch, cache_ops: tuple[object, ...]) -> Landing:
         """Submit one plan. `cache_ops` is the device part of `cache_ops_from_plan` (DP-53)."""
@@ -208,6 +218,24 @@ class StreamDeviceHandle:
         """Blocks on the device need no flush: nothing but the scheduler's index, cleared before, named them."""
         self.host_tier.flush()
 
+    def release_memory(self, tags: tuple[str, ...]) -> str:
+        return self.occupancy.release(tags)
+
+    def resume_memory(self, tags: tuple[str, ...], restore: bool) -> str:
+        return self.occupancy.resume(tags, restore=restore)
+
+    def load_weights(self, source: WeightsSource) -> str:
+        return self.occupancy.load(source)
+
+    def commit_weights(self, accept: bool) -> str:
+        return self.occupancy.commit(accept=accept)
+
+    def open_weights_group(self, group: WeightsGroup) -> str:
+        return self.occupancy.open_group(group)
+
+    def close_weights_group(self, name: str) -> str:
+        return self.occupancy.close_group(name)
+
     def start_profile(self, path: str) -> str:
         return self.profiler.start(path)
 
@@ -225,4 +253,5 @@ class StreamDeviceHandle:
         with ExitStack() as closing:
             closing.callback(self.executor.close)
             closing.callback(self.backend.close)
+            closing.callback(self.occupancy.close)
             self.profiler.stop()

@@ -97,13 +97,22 @@ class GenerateRequest:
     created_s: float = 0.0
     unsupported: tuple[str, ...] = ()
     """Names of wire fields that were set and that this build does not serve (images, LoRA, …)."""
+    trace: str = ""
+    """What the request's spans belong to, a W3C ``traceparent``; "": nothing."""
 
 
 @attrs.frozen(kw_only=True)
 class AbortRequest:
-    """The client no longer wants these; unknown ids are ignored."""
+    """The client no longer wants these; unknown ids are ignored.
 
-    rids: tuple[str, ...]
+    Attributes:
+        prefixes: requests whose ids begin with one of these are meant, too.
+        every: all requests that arrived before this message.
+    """
+
+    rids: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
+    every: bool = False
 
 
 class PauseMode(enum.Enum):
@@ -129,6 +138,156 @@ class FlushCacheOp:
     timeout_s: float = 0.0
 
 
+WEIGHTS, KV_CACHE = "weights", "kv_cache"
+MEMORY_TAGS: tuple[str, ...] = (WEIGHTS, KV_CACHE)
+"""Regions of device memory that can be given back, each by itself."""
+
+FIRST_WEIGHT_VERSION = "default"
+"""Of the weights that an engine starts with."""
+
+
+@attrs.frozen(kw_only=True)
+class ReleaseMemoryOp:
+    """Give regions of memory back to the machine.
+
+    Attributes:
+        tags: some of :data:`MEMORY_TAGS`.
+        restore: the resume brings the weights back; False: they are forgotten, and the engine serves
+            nothing until an update brought others.
+    """
+
+    call_id: int
+    tags: tuple[str, ...] = MEMORY_TAGS
+    restore: bool = True
+
+
+@attrs.frozen(kw_only=True)
+class ResumeMemoryOp:
+    """Take released regions back; no tags: all that are released (CP-20)."""
+
+    call_id: int
+    tags: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class DiskWeights:
+    """A checkpoint on this machine, in any form in which a model can be named at start."""
+
+    path: str
+
+
+@attrs.frozen(kw_only=True)
+class TensorWeights:
+    """Tensors by their Hugging Face names, each blob a safetensors file; others keep their values."""
+
+    blobs: tuple[bytes, ...] = attrs.field(repr=False)
+
+
+@attrs.frozen(kw_only=True)
+class GroupWeights:
+    """Tensors that member 0 of an update group broadcasts, in this order; others keep their values."""
+
+    group: str
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+WeightsSource: TypeAlias = DiskWeights | TensorWeights | GroupWeights
+
+
+@attrs.frozen(kw_only=True)
+class UpdateWeightsOp:
+    """Serve with other weights.
+
+    Attributes:
+        version: stamped on every answer from then on; None: a number that rises by one each update.
+        abort: end running requests instead of waiting for them.
+    """
+
+    call_id: int
+    source: WeightsSource
+    version: str | None = None
+    abort: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class WeightVersionOp:
+    """Call the weights in force `version`; their values stay."""
+
+    call_id: int
+    version: str
+    abort: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class WeightsGroup:
+    """How this engine joins the processes that broadcast weights to it.
+
+    Attributes:
+        address: ``host:port`` of member 0's store.
+        rank: of this engine; 0 is the trainer.
+    """
+
+    name: str
+    address: str
+    rank: int
+    size: int
+    backend: str = "gloo"
+    timeout_s: float = 60.0
+
+
+@attrs.frozen(kw_only=True)
+class OpenGroupOp:
+    call_id: int
+    group: WeightsGroup
+
+
+@attrs.frozen(kw_only=True)
+class CloseGroupOp:
+    call_id: int
+    name: str
+
+
+class Question(enum.Enum):
+    """What can be asked of an engine's state; the reply's message is a JSON object."""
+
+    PAUSED = "is_paused"
+    SLEEPING = "is_sleeping"
+    WEIGHT_VERSION = "get_weight_version"
+    SERVER = "server_info"
+    HEALTH = "health"
+
+
+@attrs.frozen(kw_only=True)
+class AskOp:
+    call_id: int
+    question: Question
+
+
+@attrs.frozen(kw_only=True)
+class StartProfileOp:
+    """Record the device's work.
+
+    Attributes:
+        path: a folder, or the name of a ``.json`` file.
+        steps: forwards to record; None: until it is stopped.
+        skip: forwards to let pass before the first one that is recorded.
+        wants: what must be recorded, in the words of torch's profiler; refused if this build cannot (KM-46).
+    """
+
+    call_id: int
+    path: str
+    steps: int | None = None
+    skip: int = 0
+    wants: tuple[str, ...] = ("CPU",)
+
+
+@attrs.frozen(kw_only=True)
+class StopProfileOp:
+    call_id: int
+
+
 @attrs.frozen(kw_only=True)
 class UnsupportedOp:
     """A known control method that this build does not carry out; answered with an error."""
@@ -137,7 +296,22 @@ class UnsupportedOp:
     method: str
 
 
-ControlOp: TypeAlias = PauseOp | ResumeOp | FlushCacheOp | UnsupportedOp
+DrainedOp: TypeAlias = ReleaseMemoryOp | UpdateWeightsOp | WeightVersionOp
+"""Carried out once nothing runs and nobody holds a page."""
+
+ProfileOp: TypeAlias = StartProfileOp | StopProfileOp
+ControlOp: TypeAlias = (
+    PauseOp
+    | ResumeOp
+    | FlushCacheOp
+    | DrainedOp
+    | ResumeMemoryOp
+    | OpenGroupOp
+    | CloseGroupOp
+    | AskOp
+    | ProfileOp
+    | UnsupportedOp
+)
 FrontendMessage: TypeAlias = GenerateRequest | AbortRequest | ControlOp
 
 
@@ -236,6 +410,7 @@ class OutputBatch:
         prompt_logprobs: values for prompt positions (null at position 0), sent once; or [].
         status, messages: for ABORT only; 0 and "" otherwise.
         load: the snapshot of the round's end; None: none taken.
+        weight_version: of the weights that every token of this batch was computed with; "": not told.
     """
 
     rids: Sequence[str]
@@ -252,10 +427,13 @@ class OutputBatch:
     messages: Sequence[str]
     load: LoadReport | None = None
     engine_index: int = 0
+    weight_version: str = ""
 
 
 @attrs.frozen(kw_only=True)
 class ControlReply:
+    """Attributes: `message`: why not, or what was asked for."""
+
     call_id: int
     success: bool
     message: str = ""

@@ -17,6 +17,8 @@ from tokenspeed.plane.messages import (
     FrontendMessage,
     LoadReport,
     OutputBatch,
+    WeightsGroup,
+    WeightsSource,
 )
 from tokenspeed.plane.plan import Dispatch, ExecutionPlan, StorageOp
 from tokenspeed.plane.results import (
@@ -65,7 +67,7 @@ class DataPlane(Protocol):
     """Everything the control plane can ask of the device side.
 
     All but the completion queries are queued for the forward thread, first in, first out. Only
-    `commit`, `idle_forward`, `flush_cache`, `start_profile`, `stop_profile` and `shutdown_cache` wait.
+    `commit`, `idle_forward`, `flush_cache`, those of memory, weights and profiles, and `shutdown_cache` wait.
     An operation raises only for a broken invariant (DP-16): the error surfaces at the next `commit`
     or awaited call.
     """
@@ -113,6 +115,30 @@ class DataPlane(Protocol):
         """Forget device-side cache state after the scheduler cleared its own; awaited."""
         ...
 
+    def release_memory(self, tags: tuple[str, ...]) -> str:
+        """Give the regions' memory back; their content is lost; awaited. Returns "", or why it was not done."""
+        ...
+
+    def resume_memory(self, tags: tuple[str, ...], restore: bool) -> str:
+        """Take the regions back: KV empty, weights as last committed if `restore`; awaited. "", or why not."""
+        ...
+
+    def load_weights(self, source: WeightsSource) -> str:
+        """Bring other weights beside those in force, which stay; awaited. Returns "", or why it was not done."""
+        ...
+
+    def commit_weights(self, accept: bool) -> str:
+        """Put what `load_weights` brought in force, or drop it; awaited. "", or why it was not done."""
+        ...
+
+    def open_weights_group(self, group: WeightsGroup) -> str:
+        """Join the processes that broadcast weights; awaited. Returns "", or why it was not done."""
+        ...
+
+    def close_weights_group(self, name: str) -> str:
+        """Leave them; awaited. Returns "", or why it was not done."""
+        ...
+
     def start_profile(self, path: str) -> str:
         """Record the device's work from here on; awaited. Returns the file that `stop` will write.
 
@@ -149,6 +175,18 @@ class DeviceHandle(Protocol):
     def idle_forward(self) -> None: ...
 
     def flush_cache(self) -> None: ...
+
+    def release_memory(self, tags: tuple[str, ...]) -> str: ...
+
+    def resume_memory(self, tags: tuple[str, ...], restore: bool) -> str: ...
+
+    def load_weights(self, source: WeightsSource) -> str: ...
+
+    def commit_weights(self, accept: bool) -> str: ...
+
+    def open_weights_group(self, group: WeightsGroup) -> str: ...
+
+    def close_weights_group(self, name: str) -> str: ...
 
     def start_profile(self, path: str) -> str: ...
 

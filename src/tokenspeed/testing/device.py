@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from tokenspeed.plane.messages import Int32Array
+from tokenspeed.plane.messages import Int32Array, WeightsGroup, WeightsSource
 from tokenspeed.plane.plan import FROM_DEVICE, Dispatch, ExecutionPlan, ForwardBatch
 from tokenspeed.plane.ports import Wakeup
 from tokenspeed.plane.results import NO_ACKS, CacheAcks, ForwardResult
@@ -90,6 +90,24 @@ class HashModelHandle:
 
     def flush_cache(self) -> None:
         return None
+
+    def release_memory(self, tags: tuple[str, ...]) -> str:
+        return ""
+
+    def resume_memory(self, tags: tuple[str, ...], restore: bool) -> str:
+        return ""
+
+    def load_weights(self, source: WeightsSource) -> str:
+        return ""
+
+    def commit_weights(self, accept: bool) -> str:
+        return ""
+
+    def open_weights_group(self, group: WeightsGroup) -> str:
+        return ""
+
+    def close_weights_group(self, name: str) -> str:
+        return ""
 
     def start_profile(self, path: str) -> str:
         return path

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import attrs
 
 from tokenspeed.errors import InvariantBroken
-from tokenspeed.plane.messages import ControlReply, FrontendMessage, OutputBatch
+from tokenspeed.plane.messages import ControlReply, FrontendMessage, OutputBatch, WeightsGroup, WeightsSource
 from tokenspeed.plane.plan import Dispatch, ExecutionPlan, ForwardBatch
 from tokenspeed.plane.ports import Ticket, completion_query
 from tokenspeed.plane.results import NO_ACKS, CacheAcks, ForwardResult, KvEvent
@@ -130,6 +130,7 @@ class ScriptedPlane:
     Args:
         answer: tokens for the sampled rows of a batch; a `ForwardResult` where more is to be said.
         held: while True, forwards do not land and `commit` of one raises instead of waiting.
+        refusals: what the operations of memory and weights answer, by name; "" otherwise.
     """
 
     answer: Callable[[ForwardBatch], list[int] | ForwardResult] = counting_tokens
@@ -140,6 +141,7 @@ class ScriptedPlane:
     acks: deque[CacheAcks] = attrs.field(factory=deque[CacheAcks])
     keep_plans: bool = True
     executed: int = 0
+    refusals: dict[str, str] = attrs.field(factory=dict[str, str])
     live: dict[int, ForwardBatch] = attrs.field(factory=dict[int, ForwardBatch])
 
     def execute(self, plan: ExecutionPlan, dispatch: Dispatch) -> Ticket:
@@ -180,6 +182,30 @@ class ScriptedPlane:
 
     def flush_cache(self) -> None:
         self._note("flush_cache")
+
+    def release_memory(self, tags: tuple[str, ...]) -> str:
+        self._note("release_memory")
+        return self.refusals.get("release_memory", "")
+
+    def resume_memory(self, tags: tuple[str, ...], restore: bool) -> str:
+        self._note("resume_memory")
+        return self.refusals.get("resume_memory", "")
+
+    def load_weights(self, source: WeightsSource) -> str:
+        self._note("load_weights")
+        return self.refusals.get("load_weights", "")
+
+    def commit_weights(self, accept: bool) -> str:
+        self._note("commit_weights")
+        return self.refusals.get("commit_weights", "")
+
+    def open_weights_group(self, group: WeightsGroup) -> str:
+        self._note("open_weights_group")
+        return self.refusals.get("open_weights_group", "")
+
+    def close_weights_group(self, name: str) -> str:
+        self._note("close_weights_group")
+        return self.refusals.get("close_weights_group", "")
 
     def start_profile(self, path: str) -> str:
         self._note("start_profile")

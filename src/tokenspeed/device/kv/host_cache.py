@@ -25,7 +25,7 @@ import attrs
 import torch
 
 from tokenspeed.device.backends.base import Backend, DeviceEvent, DeviceStream
-from tokenspeed.device.executors.ports import BlockBytes, SlotStates
+from tokenspeed.device.executors.ports import BlockBytes, HostBytes, SlotStates
 from tokenspeed.device.kv.block_mover import BlockMover, MemoryMover
 from tokenspeed.device.kv.host_acks import OpenCopies
 from tokenspeed.device.kv.host_buffers import HostBuffers
@@ -154,6 +154,9 @@ class HostCacheExecutor:
         """
         if len(self.open):
             raise InvariantBroken("the host tier was cleared under a copy", open=len(self.open))
+
+    def memory(self) -> tuple[HostBytes, ...]:
+        return tuple(memory for memory in (self.buffers.l2, self.buffers.images) if memory.size)
 
     def shutdown(self) -> None:
         """Raises: DeviceLost: a copy does not end within `shutdown_s`."""

@@ -18,6 +18,7 @@ from tokenspeed.device.native.pack import PackedLinear, Packing, pack_floats
 from tokenspeed.device.native.structs import Format
 from tokenspeed.device.weights.gguf_source import GgufSource
 from tokenspeed.device.weights.load import check_supported, open_source
+from tokenspeed.device.weights.overlay import OverlaySource
 from tokenspeed.device.weights.safetensors_source import SafetensorsSource
 from tokenspeed.device.weights.shapes import EMBEDDING, HEAD, NORM, mlp_norm_name, tensor_shapes
 from tokenspeed.device.weights.sources import TensorSource, check_tensors
@@ -93,9 +94,11 @@ class FloatPacker:
         return pack_floats(self.packing, weight, self._stored(name) if self.format is None else self.format)
 
     def _stored(self, name: str) -> Format:
-        if not isinstance(self.source, SafetensorsSource):
+        # What replaces a stored tensor is kept as the tensor was: the model's memory stays the same.
+        source = self.source.base if isinstance(self.source, OverlaySource) else self.source
+        if not isinstance(source, SafetensorsSource) or name not in source.tensors:
             return Format.F32
-        return {"F16": Format.F16, "BF16": Format.BF16}.get(self.source.tensors[name].dtype, Format.F32)
+        return {"F16": Format.F16, "BF16": Format.BF16}.get(source.tensors[name].dtype, Format.F32)
 
 
 def packer_for(library: NativeLibrary, source: TensorSource, mode: WeightsMode) -> Packer:

@@ -14,6 +14,7 @@ from tokenspeed.checkpoint.progress import NoProgress, Progress
 from tokenspeed.checkpoint.resolved import CheckpointKind
 from tokenspeed.device.layers.rope import pair_rows
 from tokenspeed.device.weights.gguf_source import GgufSource
+from tokenspeed.device.weights.overlay import OverlaidCheckpoint, OverlaySource
 from tokenspeed.device.weights.random_source import RandomSource
 from tokenspeed.device.weights.safetensors_source import open_safetensors
 from tokenspeed.device.weights.shapes import (
@@ -92,6 +93,8 @@ def check_supported(config: ModelConfig) -> None:
 
 def open_source(checkpoint: Checkpoint) -> TensorSource:
     """The tensors of `checkpoint`, whatever its format."""
+    if isinstance(checkpoint, OverlaidCheckpoint):
+        return OverlaySource(base=open_source(checkpoint.base), checkpoint=checkpoint)
     match checkpoint.kind:
         case CheckpointKind.GGUF:
             if checkpoint.gguf is None:

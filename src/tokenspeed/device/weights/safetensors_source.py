@@ -24,8 +24,9 @@ _NORMS_LESS_ONE = ("gemma3",)
 """Model types whose norms are stored as what they multiply by, less one."""
 
 
-def _is_norm(name: str) -> bool:
-    return name.endswith("norm.weight")
+def stored_as_offset(config: ModelConfig, name: str) -> bool:
+    """Whether files have of this tensor what it multiplies by, less one."""
+    return config.model_type in _NORMS_LESS_ONE and name.endswith("norm.weight")
 
 
 @attrs.frozen(kw_only=True)
@@ -79,7 +80,7 @@ class SafetensorsSource:
         except (OSError, SafetensorError) as fault:
             raise ModelError(f"{stored.file}: tensor {name} cannot be read: {fault}") from fault
         values = tensor.to(torch.float32, copy=True)
-        return values.add_(1.0) if self.config.model_type in _NORMS_LESS_ONE and _is_norm(name) else values
+        return values.add_(1.0) if stored_as_offset(self.config, name) else values
 
 
 def open_safetensors(checkpoint: Checkpoint) -> SafetensorsSource:
