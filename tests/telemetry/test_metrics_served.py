@@ -1,19 +1,23 @@
-"""Metrics of a whole deployment: ranks, relay and frontend in processes of their own."""
+"""Metrics and traces of a whole deployment: ranks, relay and frontend in processes of their own."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Generator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import attrs
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 from source_tree import ROOT
 
@@ -22,12 +26,59 @@ model: {{source: "random:tiny-llama"}}
 device: {{threads: 1, memory_gib: 0.25}}
 scheduler: {{max_num_seqs: 4}}
 server: {{port: 0}}
+tracing: {{endpoint: "{collector}"}}
 metrics:
   port: 0
   outputs:
     - jsonl={scratch}/metrics.jsonl
     - slow_metric_output:HeldOutput={scratch}
 """
+
+
+@attrs.define(eq=False)
+class SpanCollector:
+    """An OTLP/HTTP collector: by span name, its trace, parent and own id, in hex, and its integer attributes."""
+
+    server: ThreadingHTTPServer
+    spans: dict[str, tuple[str, str, str, dict[str, int]]] = attrs.field(factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}/v1/traces"
+
+    def take(self, body: bytes) -> None:
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            for scope in resource.scope_spans:
+                for span in scope.spans:
+                    numbers = {a.key: a.value.int_value for a in span.attributes}
+                    self.spans[span.name] = (
+                        span.trace_id.hex(),
+                        span.parent_span_id.hex(),
+                        span.span_id.hex(),
+                        numbers,
+                    )
+
+
+@pytest.fixture
+def collector() -> Generator[SpanCollector, None, None]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            found.take(gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body)
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            return None
+
+    found = SpanCollector(server=ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+    thread = threading.Thread(target=found.server.serve_forever)
+    thread.start()
+    yield found
+    found.server.shutdown()
+    thread.join(20.0)
+    found.server.server_close()
 
 
 @attrs.frozen(kw_only=True)
@@ -39,10 +90,10 @@ class Served:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Generator[Served, None, None]:
+def served(tmp_path: Path, collector: SpanCollector) -> Generator[Served, None, None]:
     """A deployment whose second output holds its first message until `release` is written to."""
     os.mkfifo(tmp_path / "release")
-    (tmp_path / "s.yaml").write_text(SETTINGS.format(scratch=tmp_path))
+    (tmp_path / "s.yaml").write_text(SETTINGS.format(scratch=tmp_path, collector=collector.url))
     process = subprocess.Popen(
         [sys.executable, "-m", "tokenspeed", "serve", str(tmp_path / "s.yaml")],
         stdout=subprocess.PIPE,
@@ -67,6 +118,9 @@ def served(tmp_path: Path) -> Generator[Served, None, None]:
         process.wait(60.0)
 
 
+TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
 def get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=60.0) as answer:
         return str(answer.read().decode())
@@ -75,7 +129,9 @@ def get(url: str) -> str:
 def complete(url: str, tokens: int) -> None:
     body = {"model": "tiny-llama", "prompt": "hi", "max_tokens": tokens, "ignore_eos": True}
     request = urllib.request.Request(
-        f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+        f"{url}/v1/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json", "traceparent": f"00-{TRACE}-{CALLER}-01"},
     )
     with urllib.request.urlopen(request, timeout=60.0) as answer:
         assert json.load(answer)["usage"]["completion_tokens"] == tokens
@@ -91,7 +147,9 @@ def samples(text: str) -> dict[str, float]:
 
 
 @pytest.mark.contract("KM-25", "KM-27")
-def test_ranks_numbers_are_on_metrics_and_a_held_output_delays_no_round(served: Served) -> None:
+def test_ranks_numbers_are_on_metrics_and_a_held_output_delays_no_round(
+    served: Served, collector: SpanCollector
+) -> None:
     complete(served.url, 6)
     complete(served.url, 6)
     # The output holds the relay at its first message all this time.
@@ -119,3 +177,20 @@ def test_ranks_numbers_are_on_metrics_and_a_held_output_delays_no_round(served: 
     assert {line["dropped"] for line in lines} == {0}
     # Only the relay imported the output's module.
     assert (served.scratch / "imported_by").read_text().split() == [str(made_in)]
+
+    # Spans of frontend and engine lie within each other, in the trace of whoever called.
+    spans = collector.spans
+    assert set(spans) == {"llm_request", "engine", "queue", "prefill", "prefill chunk", "decode"}
+    assert {trace for trace, *_ in spans.values()} == {TRACE}
+    parents = {name: parent for name, (_, parent, _, _) in spans.items()}
+    ids = {own: name for name, (_, _, own, _) in spans.items()}
+    assert parents["llm_request"] == CALLER
+    assert {name: ids[parent] for name, parent in parents.items() if name != "llm_request"} == {
+        "engine": "llm_request",
+        "queue": "engine",
+        "prefill": "engine",
+        "prefill chunk": "prefill",
+        "decode": "engine",
+    }
+    assert spans["engine"][3]["tokenspeed.output_tokens"] == 6
+    assert spans["llm_request"][3]["gen_ai.usage.completion_tokens"] == 6

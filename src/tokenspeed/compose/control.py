@@ -7,6 +7,8 @@ shapes; the container library checks neither.
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 from dependency_injector import containers, providers
 
@@ -15,6 +17,7 @@ from tokenspeed.compose.typed import given, one, pick, ref
 from tokenspeed.control.batch_log import BatchLog
 from tokenspeed.control.cache_ops import CacheOps
 from tokenspeed.control.control_ops import ControlOps
+from tokenspeed.control.device_ops import DeviceOps
 from tokenspeed.control.epd import Epd, NoEncoder
 from tokenspeed.control.eplb import Eplb, NoExperts
 from tokenspeed.control.event_loop import EventLoop
@@ -28,6 +31,7 @@ from tokenspeed.control.load import Load
 from tokenspeed.control.output import Output
 from tokenspeed.control.pd import NoPeer, Pd
 from tokenspeed.control.pipeline import OneStage, Pipeline
+from tokenspeed.control.profiling import Profiling
 from tokenspeed.control.relay import Relay
 from tokenspeed.control.request_stats import RequestStats
 from tokenspeed.control.wakeup import MonotonicClock, ThreadWakeup
@@ -45,6 +49,7 @@ from tokenspeed.plane.ports import (
 )
 from tokenspeed.plane.specs import DeviceSpecs
 from tokenspeed.plane.table import RequestTable, request_table
+from tokenspeed.plane.traces import NoTracer, Tracer
 from tokenspeed.scheduler.build import build_scheduler
 from tokenspeed.scheduler.config import Retraction, Role, SchedulerConfig, WritePolicy
 from tokenspeed.scheduler.policy import AgedPriority, Fcfs, LongestPrefixMatch
@@ -105,8 +110,14 @@ def batch_log_of(settings: Settings) -> BatchLog:
     return BatchLog(interval_s=settings.log.interval_s)
 
 
-def stats_of(settings: Settings, table: RequestTable, meter: Meter) -> RequestStats:
-    return RequestStats(table=table, meter=meter, lines=settings.log.requests)
+def stats_of(settings: Settings, table: RequestTable, meter: Meter, tracer: Tracer, clock: Clock) -> RequestStats:
+    return RequestStats(
+        table=table,
+        meter=meter,
+        lines=settings.log.requests,
+        tracer=tracer,
+        wall_s=lambda: time.time() - clock.now_s(),
+    )
 
 
 def policy_name(settings: Settings) -> str:
@@ -125,6 +136,7 @@ class ControlContainer(containers.DeclarativeContainer):
     wakeup: providers.Provider[Wakeup] = one(ThreadWakeup)
     mesh: providers.Provider[Mesh] = one(SoloMesh)
     meter: providers.Provider[Meter] = one(NullMeter)
+    tracer: providers.Provider[Tracer] = one(NoTracer)
     kv_sink: providers.Provider[KvEventSink] = one(NoSink)
     table: providers.Provider[RequestTable] = one(table_of, ref(specs))
     policy: providers.Provider[SchedulingPolicy] = pick(
@@ -147,7 +159,9 @@ class ControlContainer(containers.DeclarativeContainer):
     eplb: providers.Provider[Eplb] = one(NoExperts)
     history: providers.Provider[History] = one(NoHistory)
     pipeline: providers.Provider[Pipeline] = one(OneStage)
-    request_stats: providers.Provider[RequestStats] = one(stats_of, ref(settings), ref(table), ref(meter))
+    request_stats: providers.Provider[RequestStats] = one(
+        stats_of, ref(settings), ref(table), ref(meter), ref(tracer), ref(clock)
+    )
 
     loop: providers.Provider[EventLoop] = one(
         EventLoop,
@@ -160,6 +174,8 @@ class ControlContainer(containers.DeclarativeContainer):
         clock=ref(clock),
         relay=ref(one(Relay, mesh=ref(mesh))),
         control_ops=ref(one(control_ops_of, ref(settings))),
+        device_ops=ref(one(DeviceOps, mesh=ref(mesh))),
+        profiling=ref(one(Profiling)),
         ingress=ref(one(ingress_of, ref(settings), ref(specs), ref(table), ref(grammar))),
         grammar=ref(grammar),
         epd=ref(epd),

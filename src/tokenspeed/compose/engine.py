@@ -42,6 +42,7 @@ from tokenspeed.plane.ports import FrontendLink, Meter, Wakeup
 from tokenspeed.plane.specs import DeviceSpecs
 from tokenspeed.settings.model import Backend, KvEventSettings, Settings
 from tokenspeed.settings.refusals import refuse
+from tokenspeed.telemetry.tracing import open_tracer
 from tokenspeed.wire.kv_events import EventFormat, KvEventPublisher, open_publisher
 
 Connect: TypeAlias = Callable[[EngineInfo, Wakeup], FrontendLink]
@@ -148,6 +149,10 @@ def rank_engine(
             lifetime.callback(sink.close)
         if meter_for is not None:
             control.setdefault("meter", meter_for(info))
+        if settings.tracing.endpoint is not None and "tracer" not in control:
+            service = f"engine{info.engine_index}"
+            control["tracer"] = tracer = open_tracer(settings.tracing, service=service, model=info.model)
+            lifetime.callback(tracer.close)
         link = connect(info, wakeup)
         lifetime.callback(link.close)
         box = ControlContainer(

@@ -23,6 +23,7 @@ from tokenspeed.control.pd import Pd
 from tokenspeed.control.pipeline import Pipeline
 from tokenspeed.errors import SettingsError
 from tokenspeed.plane.ports import Clock, KvEventSink, Mesh, Meter, Scheduler, SchedulingPolicy, Wakeup
+from tokenspeed.plane.traces import Tracer
 
 
 class Side(enum.Enum):
@@ -52,6 +53,7 @@ PARTS: tuple[Part, ...] = (
     Part("scheduler", Side.CONTROL, Scheduler, "the whole planner"),
     Part("kv_sink", Side.CONTROL, KvEventSink, "receiver of cache events"),
     Part("meter", Side.CONTROL, Meter, "receiver of iteration metrics"),
+    Part("tracer", Side.CONTROL, Tracer, "receiver of the spans of ended requests"),
     Part("clock", Side.CONTROL, Clock, "time as the loop sees it"),
     Part("wakeup", Side.CONTROL, Wakeup, "what an idle loop blocks on"),
     Part("mesh", Side.CONTROL, Mesh, "control collectives between ranks"),

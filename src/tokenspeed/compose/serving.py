@@ -22,12 +22,15 @@ from tokenspeed.frontend.routing import LeastLoaded
 from tokenspeed.frontend.server import serving
 from tokenspeed.frontend.service import GenerationService
 from tokenspeed.frontend.text.chat import chat_template
+from tokenspeed.frontend.text.output.families import OutputFamily, output_family
 from tokenspeed.frontend.text.tokenizer import load_tokenizer
+from tokenspeed.frontend.tracing import JoinTrace
 from tokenspeed.frontend.workers import text_workers
 from tokenspeed.plane.ports import EngineLink
 from tokenspeed.settings.model import Settings
 from tokenspeed.telemetry.meters import PrometheusHttpMeter, load_gauges, prometheus_request_meter
 from tokenspeed.telemetry.registry import new_registry
+from tokenspeed.telemetry.tracing import open_tracer
 from tokenspeed.version import __version__
 
 
@@ -53,6 +56,7 @@ class HttpFrontend:
 
     settings: Settings
     prompts: PromptMaker
+    family: OutputFamily
     links: tuple[EngineLink, ...]
     sock: socket.socket
     on_ready: Callable[[str], None]
@@ -84,6 +88,7 @@ class HttpFrontend:
             connect_client(link, clock=clock, meter=load_gauges(registry, link.info), rid_prefix=f"{prefix}{i}")
             for i, link in enumerate(self.links)
         )
+        tracer = open_tracer(self.settings.tracing, service="frontend", model=infos[0].model)
         service = GenerationService(
             engines=engines,
             router=LeastLoaded(),
@@ -92,6 +97,7 @@ class HttpFrontend:
             clock=clock,
             meter=prometheus_request_meter(registry),
             timeout_s=self.settings.server.request_timeout_s,
+            tracer=tracer,
         )
         signal.hurry = service.end_all
         api = Api(
@@ -100,10 +106,12 @@ class HttpFrontend:
             settings=self.settings.server,
             metrics=registry,
             meter=PrometheusHttpMeter(registry=registry),
+            family=self.family,
             created=int(time.time()),
             version=__version__,
         )
-        async with serving(build_app(api, clock=clock), api, self.sock) as server:
+        app = build_app(api, clock=clock)
+        async with serving(JoinTrace(app=app) if tracer.active else app, api, self.sock) as server:
             self.on_ready(server.address)
             if not signal.asked:
                 stopped = asyncio.ensure_future(signal.event.wait())
@@ -113,6 +121,7 @@ class HttpFrontend:
         for engine in engines:
             engine.close()
         self.prompts.workers.close()
+        tracer.close()
 
 
 def serve_http(
@@ -132,9 +141,20 @@ def serve_http(
     prompts = prompt_maker(
         tokenizer=load_tokenizer(checkpoint),
         chat=chat_template(checkpoint),
-        workers=text_workers(),
+        workers=text_workers(threads=settings.server.text_threads, limit=settings.server.text_queue),
         max_model_len=links[0].info.max_model_len,
     )
+    family = output_family(
+        calls=settings.server.tool_parser.value,
+        reasoning=settings.server.reasoning_parser.value,
+        template=checkpoint.chat_template,
+    )
     return HttpFrontend(
-        settings=settings, prompts=prompts, links=tuple(links), sock=sock, on_ready=on_ready, ranks_dir=ranks_dir
+        settings=settings,
+        prompts=prompts,
+        family=family,
+        links=tuple(links),
+        sock=sock,
+        on_ready=on_ready,
+        ranks_dir=ranks_dir,
     )

@@ -148,6 +148,7 @@ class Ingress:
             eos_ends=not wanted.ignore_eos,
             extra_stops=extra,
             salt=request.cache_salt,
+            trace=request.trace,
         )
 
 

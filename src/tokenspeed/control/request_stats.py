@@ -6,6 +6,7 @@ The stamps are columns of the request table and end with the row; there is no cl
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import attrs
 import numpy as np
@@ -14,24 +15,37 @@ from tokenspeed.plane.messages import FINISH_WORDS, IndexArray
 from tokenspeed.plane.plan import ForwardBatch
 from tokenspeed.plane.ports import Meter
 from tokenspeed.plane.table import RequestTable
+from tokenspeed.plane.traces import Attribute, NoTracer, SpanValue, TraceEntry, Tracer
 
 log = logging.getLogger("tokenspeed.request")
 
 
 @attrs.define(eq=False)
 class Stamped:
-    """Writer: RequestStats. ``rows`` of the latest batch whose requests all have their first token."""
+    """Writer: RequestStats.
+
+    Attributes:
+        rows: of the latest batch whose requests all have their first token.
+        chunks: by row, when each forward with prompt tokens of it landed, and how many they were; kept for traces only.
+    """
 
     rows: IndexArray | None = None
+    chunks: dict[int, list[tuple[float, int]]] = attrs.field(factory=dict[int, list[tuple[float, int]]])
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class RequestStats:
-    """Writer of the table's stats columns."""
+    """Writer of the table's stats columns.
+
+    Attributes:
+        wall_s: seconds since the epoch at the loop clock's zero, for spans.
+    """
 
     table: RequestTable
     meter: Meter
     lines: bool = False
+    tracer: Tracer = attrs.field(factory=NoTracer)
+    wall_s: Callable[[], float] = float
     stamped: Stamped = attrs.field(factory=Stamped)
 
     def submitted(self, rows: tuple[int, ...], *, now_s: float) -> None:
@@ -56,6 +70,8 @@ class RequestStats:
         rows = batch.rows
         if rows is self.stamped.rows:
             return
+        if self.tracer.active:
+            self._note_chunks(batch, now_s)
         stats = self.table.stats
         first = rows[stats.first_token_s[rows] == 0]
         if len(first):
@@ -66,6 +82,9 @@ class RequestStats:
 
     def ended(self, rows: tuple[int, ...], *, now_s: float) -> None:
         stats = self.table.stats
+        if self.tracer.active:
+            for row in rows:
+                self._trace(row, now_s)
         for row in rows:
             first = float(stats.first_token_s[row])
             if first:
@@ -88,3 +107,50 @@ class RequestStats:
                 now_s - submitted,
                 int(table.stats.preemptions[row]),
             )
+
+    def _note_chunks(self, batch: ForwardBatch, now_s: float) -> None:
+        """Rows without a first token yet have computed a part of their prompt."""
+        first = self.table.stats.first_token_s[batch.rows] == 0
+        for row, count in zip(batch.rows[first].tolist(), batch.counts[first].tolist(), strict=True):
+            self.stamped.chunks.setdefault(row, []).append((now_s, count))
+
+    def _trace(self, row: int, now_s: float) -> None:
+        """Queue, prefill with its chunks, and decode, within one span for the engine's part."""
+        chunks = self.stamped.chunks.pop(row, [])
+        identity, stats = self.table.identity, self.table.stats
+        rid, trace = identity.rid[row], identity.trace[row]
+        begun = self.tracer.begin(rid, trace)
+        if begun is None:
+            return
+        zero_s = self.wall_s()
+        spans: list[SpanValue] = []
+
+        def note(name: str, start_s: float, end_s: float, parent: int, **attributes: Attribute) -> None:
+            named = tuple((f"tokenspeed.{key}", value) for key, value in attributes.items())
+            spans.append(
+                SpanValue(name=name, start_s=zero_s + start_s, end_s=zero_s + end_s, parent=parent, attributes=named)
+            )
+
+        submitted_s, scheduled_s = float(stats.submitted_s[row]), float(stats.first_scheduled_s[row])
+        first_s, prompt = float(stats.first_token_s[row]), int(identity.prompt_len[row])
+        note(
+            "engine",
+            submitted_s,
+            now_s,
+            -1,
+            prompt_tokens=prompt,
+            output_tokens=int(self.table.tokens.known[row]) - prompt,
+            cached_tokens=int(self.table.schedule.cached[row]),
+            preemptions=int(stats.preemptions[row]),
+            finish_reason=FINISH_WORDS[int(self.table.output.finish[row])] or "abort",
+        )
+        note("queue", submitted_s, scheduled_s or now_s, 0)
+        if scheduled_s:
+            note("prefill", scheduled_s, first_s or now_s, 0)
+            prefill, began_s = len(spans) - 1, scheduled_s
+            for landed_s, count in chunks:
+                note("prefill chunk", began_s, landed_s, prefill, tokens=count)
+                began_s = landed_s
+        if first_s:
+            note("decode", first_s, now_s, 0)
+        self.tracer.add(TraceEntry(rid=rid, span_id=begun.span_id, spans=tuple(spans), trace=trace))

@@ -7,6 +7,7 @@ whole; a sequence the engine refuses ends the group with that refusal.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -22,8 +23,10 @@ from tokenspeed.frontend.routing import Router
 from tokenspeed.frontend.text.detok import StreamDecoder
 from tokenspeed.frontend.text.stops import StopMatcher, prepare_stops
 from tokenspeed.frontend.text.tokenizer import TextTokenizer
+from tokenspeed.frontend.tracing import CallSpan, begin_call
 from tokenspeed.plane.messages import EngineInfo, Finish, GenerateRequest, SamplingParams
 from tokenspeed.plane.ports import Clock
+from tokenspeed.plane.traces import NoTracer, Tracer
 
 
 @attrs.define(eq=False)
@@ -35,6 +38,7 @@ class Group:
     choices: tuple[Choice, ...]
     began_s: float
     live: int
+    span: CallSpan
     answered: set[int] = attrs.field(factory=set[int])
     """Prompts whose first token came."""
     left: dict[int, int] = attrs.field(factory=dict[int, int])
@@ -55,6 +59,7 @@ class GenerationService:
     clock: Clock
     meter: RequestMeter
     timeout_s: float
+    tracer: Tracer = attrs.field(factory=NoTracer)
 
     @property
     def info(self) -> EngineInfo:
@@ -145,7 +150,8 @@ class GenerationService:
             self._choice(inp, prompt_index=at, index=i, rid=rid, eos=eos)
             for rid, (at, inp, i) in zip(rids, places, strict=True)
         )
-        inbox = engine.submit([_request(choice, engine.info) for choice in choices])
+        span = begin_call(self.tracer, rids[0], len(rids))
+        inbox = engine.submit([_request(choice, engine.info, span.handed_on) for choice in choices])
         for inp in inputs:
             self.meter.admitted(choices=inp.n, max_tokens=inp.sampling.max_new_tokens)
         return Group(
@@ -154,6 +160,7 @@ class GenerationService:
             choices=choices,
             began_s=began_s,
             live=len(choices),
+            span=span,
             left={at: inp.n for at, inp in enumerate(inputs)},
         )
 
@@ -186,6 +193,12 @@ class GenerationService:
                     prompt_tokens=delta.prompt_tokens,
                     cached_tokens=delta.cached_tokens,
                 )
+            group.span.answered(
+                prompt_index=choice.prompt_index,
+                prompt_tokens=delta.prompt_tokens,
+                output_tokens=len(delta.token_ids),
+                now_s=now_s,
+            )
             gap_s = None if state.last_s is None else now_s - state.last_s
             self.meter.tokens(count=len(delta.token_ids), gap_s=gap_s)
             state.first_s = now_s if state.first_s is None else state.first_s
@@ -208,13 +221,14 @@ class GenerationService:
     def _close(self, group: Group, reason: str) -> None:
         """Stop what still runs: the consumer left, or something failed."""
         group.engine.abort(group.inbox.rids)
-        now_s = self.clock.now_s()
+        now_s, outcome = self.clock.now_s(), reason if group.live else "finished"
         for choice in group.choices:
             if not choice.state.ended:
                 self._ended(group, choice, reason, now_s)
+        group.span.end(began_s=group.began_s, now_s=now_s, wall_s=time.time(), reason=outcome)
 
 
-def _request(choice: Choice, info: EngineInfo) -> GenerateRequest:
+def _request(choice: Choice, info: EngineInfo, trace: str) -> GenerateRequest:
     inp = choice.inp
     asked = [top for top in (inp.logprobs, inp.prompt_logprobs) if top is not None]
     return GenerateRequest(
@@ -226,6 +240,7 @@ def _request(choice: Choice, info: EngineInfo) -> GenerateRequest:
         prompt_logprobs=-1 if inp.prompt_logprobs is None else 0,
         cache_salt=inp.cache_salt,
         priority=inp.priority,
+        trace=trace,
     )
 
 

@@ -72,6 +72,7 @@ class IdentityColumns:
     extra_stops: list[frozenset[int]]
     sampling: list[Sampling]
     salt: list[bytes]
+    trace: list[str]
     media: list[tuple[MediaItem, ...]]
 
 
@@ -154,6 +155,7 @@ class RequestTable:
         eos_ends: bool = True,
         extra_stops: frozenset[int] = NO_EXTRA_STOPS,
         salt: bytes = b"",
+        trace: str = "",
         media: tuple[MediaItem, ...] = NO_MEDIA,
     ) -> int:
         """A row for a new request; ingress calls it once the request has passed its checks.
@@ -182,6 +184,7 @@ class RequestTable:
         identity.has_extra_stops[row] = bool(extra_stops)
         identity.sampling[row] = sampling
         identity.salt[row] = salt
+        identity.trace[row] = trace
         identity.media[row] = media
         self.next_order += 1
         self.tokens.known[row] = len(tokens)
@@ -204,6 +207,7 @@ class RequestTable:
         self.identity.rid[row] = ""
         self.identity.extra_stops[row] = NO_EXTRA_STOPS
         self.identity.salt[row] = b""
+        self.identity.trace[row] = ""
         self.identity.media[row] = NO_MEDIA
         self.tokens.loose[row] = EMPTY_INT32
         self.tokens.known[row] = 0
@@ -268,6 +272,7 @@ def _blank(column: str) -> object:
         "extra_stops": NO_EXTRA_STOPS,
         "sampling": _BLANK_SAMPLING,
         "salt": b"",
+        "trace": "",
         "media": NO_MEDIA,
         "loose": EMPTY_INT32,
     }
@@ -298,6 +303,7 @@ def request_table(*, slots: int, max_len: int) -> RequestTable:
             extra_stops=[],
             sampling=[],
             salt=[],
+            trace=[],
             media=[],
         ),
         tokens=TokenColumns(known=_i32(0), loose=[], seated=np.zeros((slots, max_len), dtype=np.int32)),

@@ -5,111 +5,26 @@ A key exists here only if this build acts on it or refuses it by name.
 
 from __future__ import annotations
 
-import enum
-
 import attrs
 from attrs import validators as v
 
-
-class Backend(enum.Enum):
-    """What runs the model."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-    SIMULATED = "simulated"
-
-
-class Executor(enum.Enum):
-    """How forwards follow each other on the device."""
-
-    STREAMS = "streams"
-    FUTURES = "futures"
-
-
-class Accelerator(enum.Enum):
-    """A device whose data sheet the simulated backend knows."""
-
-    H200 = "h200"
-    H100 = "h100"
-    A100 = "a100"
-    L4 = "l4"
-    TRN2 = "trn2"
-
-
-class Dtype(enum.Enum):
-    """Arithmetic of the forward."""
-
-    FLOAT32 = "float32"
-
-
-class WeightsMode(enum.Enum):
-    """How weights are kept in memory."""
-
-    AUTO = "auto"
-    EXACT = "exact"
-    FP16 = "fp16"
-    NATIVE = "native"
-    INT8G32 = "int8g32"
-
-
-class Forward(enum.Enum):
-    """What computes the forward on the CPU."""
-
-    AUTO = "auto"
-    NATIVE = "native"
-    TORCH = "torch"
-
-
-class KvDtype(enum.Enum):
-    """Numbers of the KV pool."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-
-
-class Policy(enum.Enum):
-    """Order of the waiting queue."""
-
-    FCFS = "fcfs"
-    PRIORITY = "priority"
-    LPM = "lpm"
-
-
-class Retraction(enum.Enum):
-    """What is tried for a running request that must give up its KV pages."""
-
-    SNAPSHOT = "snapshot"
-    RECOMPUTE = "recompute"
-    ABORT = "abort"
-
-
-class WritePolicy(enum.Enum):
-    """When KV blocks are copied to the host tier: as they become findable, or as they are evicted."""
-
-    WRITE_THROUGH = "write_through"
-    WRITE_BACK = "write_back"
-
-
-class Transport(enum.Enum):
-    """How frontend and engine speak: over ZeroMQ between processes, or within one process."""
-
-    ZMQ = "zmq"
-    MEMORY = "memory"
-
-
-class KvEventFormat(enum.Enum):
-    """Encoding of published cache events: maps with a `type` key, or arrays that begin with the name."""
-
-    MAPS = "maps"
-    ARRAYS = "arrays"
-
-
-class LogFormat(enum.Enum):
-    """Shape of a log line."""
-
-    TEXT = "text"
-    JSON = "json"
+from tokenspeed.settings.choices import (
+    Accelerator,
+    Backend,
+    Dtype,
+    Executor,
+    Forward,
+    KvDtype,
+    KvEventFormat,
+    LogFormat,
+    Policy,
+    ReasoningParser,
+    Retraction,
+    ToolParser,
+    Transport,
+    WeightsMode,
+    WritePolicy,
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -336,6 +251,24 @@ class ServerSettings:
         metadata={"help": "requests pending and nothing from the engine for this long: /health answers 503"},
     )
     max_choices: int = attrs.field(default=16, validator=v.ge(1), metadata={"help": "largest n of a request"})
+    tool_parser: ToolParser = attrs.field(
+        default=ToolParser.AUTO, metadata={"help": "the format of tool calls; auto: as the chat template shows them"}
+    )
+    reasoning_parser: ReasoningParser = attrs.field(
+        default=ReasoningParser.AUTO,
+        metadata={"help": "the tags around reasoning; auto: as the chat template shows them"},
+    )
+    text_threads: int = attrs.field(
+        default=2,
+        validator=[v.ge(1), v.le(64)],
+        metadata={"help": "threads for parsing, templating and tokenizing what is large"},
+    )
+    text_queue: int = attrs.field(
+        default=64, validator=v.ge(1), metadata={"help": "large texts that may wait for these threads; beyond that 429"}
+    )
+    max_stored_responses: int = attrs.field(
+        default=256, validator=v.ge(0), metadata={"help": "responses kept for GET /v1/responses/ID; 0: none"}
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -416,6 +349,33 @@ class MetricsSettings:
 
 
 @attrs.frozen(kw_only=True)
+class TracingSettings:
+    """OpenTelemetry spans of requests."""
+
+    endpoint: str | None = attrs.field(
+        default=None,
+        validator=v.optional(v.matches_re(r"https?://.+")),
+        metadata={
+            "help": "OTLP/HTTP address of a collector, such as http://127.0.0.1:4318/v1/traces; default: no traces"
+        },
+    )
+    sample: float = attrs.field(
+        default=1.0,
+        validator=[v.ge(0.0), v.le(1.0)],
+        metadata={"help": "share of requests traced, by request id; a caller's traceparent decides for its own"},
+    )
+    provider: str | None = attrs.field(
+        default=None,
+        validator=v.optional(v.min_len(1)),
+        metadata={"help": "who names a request's trace: a registered provider, or package.module:attribute"},
+    )
+    queue: int = attrs.field(
+        default=2048, validator=[v.ge(1), v.le(1 << 20)], metadata={"help": "ended requests that may wait for export"}
+    )
+    timeout_s: float = attrs.field(default=10.0, validator=v.gt(0.0), metadata={"help": "how long one export may take"})
+
+
+@attrs.frozen(kw_only=True)
 class LogSettings:
     """What is written down, and how."""
 
@@ -447,4 +407,37 @@ class Settings:
     wire: WireSettings = attrs.field(factory=WireSettings)
     kv_events: KvEventSettings = attrs.field(factory=KvEventSettings)
     metrics: MetricsSettings = attrs.field(factory=MetricsSettings)
+    tracing: TracingSettings = attrs.field(factory=TracingSettings)
     log: LogSettings = attrs.field(factory=LogSettings)
+
+
+__all__ = [
+    "Accelerator",
+    "Backend",
+    "CacheSettings",
+    "DeviceSettings",
+    "Dtype",
+    "Executor",
+    "Forward",
+    "KvDtype",
+    "KvEventFormat",
+    "KvEventSettings",
+    "LogFormat",
+    "LogSettings",
+    "MetricsSettings",
+    "ModelSettings",
+    "ParallelSettings",
+    "Policy",
+    "ReasoningParser",
+    "Retraction",
+    "SchedulerSettings",
+    "ServerSettings",
+    "Settings",
+    "SimulatedSettings",
+    "ToolParser",
+    "TracingSettings",
+    "Transport",
+    "WeightsMode",
+    "WireSettings",
+    "WritePolicy",
+]

@@ -42,7 +42,7 @@ REQUEST_FIELDS: tuple[str, ...] = (
     "multimodal_inputs",
     "validation_error",
 )
-REQUEST_APPENDED: tuple[str, ...] = ("cache_salt", "priority", "kind", "unsupported")
+REQUEST_APPENDED: tuple[str, ...] = ("cache_salt", "priority", "kind", "unsupported", "trace")
 
 SAMPLING_FIELDS: tuple[str, ...] = (
     "max_new_tokens",

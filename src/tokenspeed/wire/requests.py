@@ -19,6 +19,7 @@ _DEFAULTS: dict[str, object] = {
     "priority": 0,
     "kind": "generate",
     "unsupported": (),
+    "trace": "",
 }
 _NOT_SERVED = (
     "token_ids_logprob",
@@ -55,6 +56,7 @@ def encode_request(request: GenerateRequest, layouts: Layouts) -> list[object]:
         "priority": request.priority,
         "kind": request.kind,
         "unsupported": request.unsupported,
+        "trace": request.trace,  # nothing depends on it: an engine without a place for it goes without
     }
     for name in ("cache_salt", "priority", "kind", "unsupported"):
         if name not in layouts.request and values[name] != _DEFAULTS[name]:
@@ -85,6 +87,7 @@ def decode_request(values: object, layouts: Layouts) -> GenerateRequest:
         priority=got.priority,
         created_s=got.created_time,
         unsupported=_unsupported(fields, got),
+        trace=got.trace,
     )
 
 

@@ -81,6 +81,7 @@ class RequestStruct(msgspec.Struct, kw_only=True):
     priority: int = 0
     kind: str = "generate"
     unsupported: list[str] = []
+    trace: str = ""
 
 
 class IdsStruct(msgspec.Struct, kw_only=True):
