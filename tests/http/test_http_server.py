@@ -173,7 +173,7 @@ def test_the_document_describes_every_route_with_bounds_and_errors() -> None:
         assert described == {(spec.path.replace(":path", ""), method) for spec in ROUTES for method in spec.methods}
         request = document["components"]["schemas"]["CompletionRequest"]
         assert request["required"] == ["prompt"]
-        assert request["additionalProperties"] is False
+        assert "additionalProperties" not in request  # unknown fields are ignored
         assert request["properties"]["top_p"]["anyOf"][0] == {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
         answers = document["paths"]["/v1/completions"]["post"]["responses"]
         assert {"200", "400", "404", "408", "413", "415", "429", "500", "503"} == set(answers)

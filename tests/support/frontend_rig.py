@@ -24,6 +24,7 @@ from tokenspeed.frontend.routing import LeastLoaded
 from tokenspeed.frontend.server import HttpServer, bind_socket, serving
 from tokenspeed.frontend.service import GenerationService
 from tokenspeed.frontend.text.chat import compile_template
+from tokenspeed.frontend.text.output.families import OutputFamily
 from tokenspeed.frontend.text.tokenizer import TextTokenizer
 from tokenspeed.frontend.workers import text_workers
 from tokenspeed.plane.ports import Clock
@@ -70,6 +71,8 @@ async def frontend(
     gate: SequenceGate | None = None,
     clock: Clock | None = None,
     chat: bool = True,
+    family: OutputFamily | None = None,
+    template: str = TEMPLATE,
 ) -> AsyncIterator[FrontendRig]:
     """A frontend on the running loop. The engine is stepped by the test unless it was started."""
     engine = engine or ScriptedEngine()
@@ -92,13 +95,14 @@ async def frontend(
         service=service,
         prompts=prompt_maker(
             tokenizer,
-            compile_template(TEMPLATE) if chat else None,
+            compile_template(template) if chat else None,
             workers,
             max_model_len=engine.info.max_model_len,
         ),
         settings=settings,
         metrics=registry,
         meter=PrometheusHttpMeter(registry=registry),
+        family=family or OutputFamily(calls="hermes"),
         created=1,
         version="test",
     )

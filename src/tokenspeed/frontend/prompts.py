@@ -9,7 +9,7 @@ import attrs
 
 from tokenspeed.errors import RequestError
 from tokenspeed.frontend.text.tokenizer import TextTokenizer
-from tokenspeed.frontend.workers import TextWorkers
+from tokenspeed.frontend.workers import INLINE_CHARS, TextWorkers
 
 
 class ChatRenderer(Protocol):
@@ -20,6 +20,7 @@ class ChatRenderer(Protocol):
         messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
         extra: Mapping[str, object] | None = None,
     ) -> str:
         """The prompt text of a conversation.
@@ -44,12 +45,18 @@ class PromptMaker:
     max_model_len: int
     max_chars: int
 
-    async def from_text(self, text: str, *, add_special_tokens: bool, field: str = "prompt") -> list[int]:
+    async def from_text(
+        self, text: str, *, add_special_tokens: bool, field: str = "prompt", any_length: bool = False
+    ) -> list[int]:
         """Token ids of `text`.
+
+        Args:
+            any_length: what does not fit will be cut off.
 
         Raises: RequestError: 400, too long to fit or not valid Unicode; 429, too much is being tokenized.
         """
-        self._check_chars(len(text), field)
+        if not any_length:
+            self._check_chars(len(text), field)
         return await self.any_text(text, add_special_tokens=add_special_tokens)
 
     async def any_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -59,26 +66,35 @@ class PromptMaker:
         )
 
     async def from_messages(
-        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool, extra: Mapping[str, object]
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool,
+        extra: Mapping[str, object],
+        tools: Sequence[Mapping[str, object]] = (),
+        add_special_tokens: bool = False,
+        any_length: bool = False,
     ) -> list[int]:
         """Token ids of a conversation.
 
         Args:
             extra: further variables of the template.
+            add_special_tokens: usually the template writes its own BOS if the model has one.
 
         Raises: RequestError: 400, as `from_text`, or the model has no chat template, or it refuses the messages.
         """
         chat = self.chat
         if chat is None:
             raise RequestError("this model has no chat template; use /v1/completions", field="messages")
-        chars = sum(_text_chars(message.get("content")) for message in messages)
-        self._check_chars(chars, "messages")
+        chars = _chars((*messages, *tools, extra))
+        if not any_length:
+            self._check_chars(sum(_content_chars(message.get("content")) for message in messages), "messages")
 
         def make() -> list[int]:
-            text = chat.render(messages, add_generation_prompt=add_generation_prompt, extra=extra)
-            self._check_chars(len(text), "messages")
-            # The template writes its own BOS if the model has one.
-            return self.tokenizer.encode(text, add_special_tokens=False)
+            text = chat.render(messages, add_generation_prompt=add_generation_prompt, tools=tools or None, extra=extra)
+            if not any_length:
+                self._check_chars(len(text), "messages")
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
         return await self.workers.run(chars, make)
 
@@ -91,7 +107,27 @@ class PromptMaker:
             )
 
 
-def _text_chars(content: object) -> int:
+ITEM_CHARS = 16
+"""What an object or a list costs a template, next to characters."""
+
+
+def _chars(value: object) -> int:
+    """About how much text `value` is for a template; stops counting where it is certainly much."""
+    size, waiting = 0, [value]
+    while waiting and size <= INLINE_CHARS:
+        one = waiting.pop()
+        if isinstance(one, str):
+            size += len(one)
+            continue
+        size += ITEM_CHARS
+        if isinstance(one, Mapping):
+            waiting += one.values()
+        elif isinstance(one, list | tuple):
+            waiting += one
+    return size
+
+
+def _content_chars(content: object) -> int:
     """Characters of a message's content, as far as it is text."""
     if isinstance(content, str):
         return len(content)

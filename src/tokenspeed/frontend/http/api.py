@@ -18,6 +18,7 @@ from tokenspeed.frontend.http.errors import ClientGone, failure
 from tokenspeed.frontend.http.tokens import TokenWords
 from tokenspeed.frontend.prompts import PromptMaker
 from tokenspeed.frontend.service import GenerationService
+from tokenspeed.frontend.text.output.families import OutputFamily
 from tokenspeed.settings.model import ServerSettings
 
 T = TypeVar("T")
@@ -49,6 +50,7 @@ class Api:
     """The collaborators of the endpoints.
 
     Attributes:
+        family: how the model writes reasoning and tool calls.
         created: Unix time the model was made available at.
         version: of this package.
         wall_s: Unix time.
@@ -62,6 +64,7 @@ class Api:
     meter: HttpMeter
     created: int
     version: str
+    family: OutputFamily = attrs.field(factory=lambda: OutputFamily(calls="hermes"))
     wall_s: Callable[[], float] = time.time
     new_id: Callable[[], str] = lambda: secrets.token_hex(12)
     state: ApiState = attrs.field(factory=ApiState)

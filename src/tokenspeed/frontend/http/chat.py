@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 import msgspec
@@ -13,11 +13,12 @@ from starlette.responses import Response
 from tokenspeed.frontend.generation import ChoiceDelta, ChoiceResult, GenerationInput
 from tokenspeed.frontend.http.api import Api, unless_gone
 from tokenspeed.frontend.http.body import read_json
-from tokenspeed.frontend.http.common import check_inputs, check_model, input_of, request_id, sampling_of
-from tokenspeed.frontend.http.errors import JSON, faulty
-from tokenspeed.frontend.http.messages import template_ready
+from tokenspeed.frontend.http.common import check_model, request_id
+from tokenspeed.frontend.http.conversation import OutputReader, prepare_conversation
+from tokenspeed.frontend.http.errors import JSON
 from tokenspeed.frontend.http.parse import shape_of
 from tokenspeed.frontend.http.replies import (
+    CalledFunction,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -25,11 +26,14 @@ from tokenspeed.frontend.http.replies import (
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
 )
 from tokenspeed.frontend.http.schema import ChatRequest
 from tokenspeed.frontend.http.stream import EventStream
 from tokenspeed.frontend.http.usage import UsageTally
-from tokenspeed.plane.checks import Fault, fault, int_fault
+from tokenspeed.frontend.text.output.parts import Part, PartKind
 
 SHAPE = shape_of(ChatRequest)
 ROLE = "assistant"
@@ -39,7 +43,16 @@ async def create_chat_completion(api: Api, request: Request) -> Response:
     fields = SHAPE.read(await read_json(request, max_bytes=api.max_body_bytes))
     check_model(api, fields.model)
     echoed_id = request_id(request, fields.request_id)
-    answer = await _prepare(api, fields)
+    prepared = await prepare_conversation(api, fields)
+    answer = ChatAnswer(
+        api=api,
+        fields=fields,
+        answer_id=f"chatcmpl-{api.new_id()}",
+        created=int(api.wall_s()),
+        inp=prepared.inp,
+        reader=prepared.reader,
+        tally=UsageTally(prompt_tokens=len(prepared.inp.prompt_ids)),
+    )
     if fields.stream:
         return EventStream(
             api.service.stream(answer.inp),
@@ -63,22 +76,29 @@ class ChatAnswer:
     answer_id: str
     created: int
     inp: GenerationInput
+    reader: OutputReader
     tally: UsageTally
 
     def chunks(self, delta: ChoiceDelta) -> Iterable[msgspec.Struct]:
         """The chunk of a delta, if it has anything to say; a choice's first one carries the role."""
         first = (delta.prompt_index, delta.index) not in self.tally.completion
         self.tally.add(delta)
-        fields = self.fields
+        fields, parts = self.fields, self.reader.read(delta)
+        text = joined_text(parts, PartKind.TEXT)
         choice = ChatChunkChoice(
             index=delta.index,
-            delta=ChatDelta(role=ROLE if first else UNSET, content=delta.text if first or delta.text else UNSET),
+            delta=ChatDelta(
+                role=ROLE if first else UNSET,
+                content=text if first or text else UNSET,
+                reasoning_content=joined_text(parts, PartKind.REASONING) or UNSET,
+                tool_calls=_call_deltas(parts, self.api.new_id) or UNSET,
+            ),
             logprobs=self._logprobs(delta) if delta.logprobs else None,
-            finish_reason=delta.finish_reason,
+            finish_reason=self.reader.finish_reason(delta),
             stop_reason=UNSET if delta.finish_reason is None else delta.stop_reason,
             token_ids=list(delta.token_ids) if fields.return_token_ids else UNSET,
         )
-        if not (first or delta.text or choice.logprobs or choice.token_ids or choice.finish_reason):
+        if not (first or parts or choice.logprobs or choice.token_ids or choice.finish_reason):
             return
         body = self._chunk([choice])
         if first and delta.index == 0 and fields.return_token_ids:
@@ -115,11 +135,18 @@ class ChatAnswer:
         return body
 
     def _choice(self, result: ChoiceResult) -> ChatChoice:
+        parts = self.reader.read(result)
+        text, calls = joined_text(parts, PartKind.TEXT), _tool_calls(parts, self.api.new_id)
         return ChatChoice(
             index=result.index,
-            message=ChatMessage(role=ROLE, content=result.text),
+            message=ChatMessage(
+                role=ROLE,
+                content=None if calls and not text else text,
+                reasoning_content=joined_text(parts, PartKind.REASONING) or UNSET,
+                tool_calls=calls or UNSET,
+            ),
             logprobs=self._logprobs(result) if self.fields.logprobs else None,
-            finish_reason=result.finish_reason,
+            finish_reason=self.reader.finish_reason(result) or result.finish_reason,
             stop_reason=result.stop_reason,
             token_ids=list(result.token_ids) if self.fields.return_token_ids else UNSET,
         )
@@ -131,52 +158,30 @@ class ChatAnswer:
         return ChatChunk(id=self.answer_id, created=self.created, model=self.api.model, choices=choices)
 
 
-async def _prepare(api: Api, fields: ChatRequest) -> ChatAnswer:
-    """Validate, template and tokenize the call; nothing was sent to the engine when this raises."""
-    messages, faults = template_ready(fields.messages)
-    faults += (*_format_faults(fields.response_format), *_logprob_faults(api, fields))
-    most = api.service.info.max_model_len
-    if len(messages) > most:
-        faults += (fault("messages", f"{len(messages)} messages", f"at most {most}, the tokens of the context"),)
-    if fields.stream and fields.prompt_logprobs is not None:
-        faults += (fault("prompt_logprobs", fields.prompt_logprobs, "it to be left out of a streamed chat"),)
-    if faults:
-        raise faulty(faults)
-    max_tokens = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
-    sampling = sampling_of(fields, max_tokens)
-    ids = await api.prompts.from_messages(
-        messages, add_generation_prompt=fields.add_generation_prompt, extra=fields.chat_template_kwargs
-    )
-    inp = attrs.evolve(
-        input_of(
-            fields,
-            ids,
-            sampling=sampling,
-            logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
-            prompt_logprobs=fields.prompt_logprobs,
-        ),
-        continues_text=False,
-    )
-    check_inputs(api, [inp], field="messages")
-    return ChatAnswer(
-        api=api,
-        fields=fields,
-        answer_id=f"chatcmpl-{api.new_id()}",
-        created=int(api.wall_s()),
-        inp=inp,
-        tally=UsageTally(prompt_tokens=len(inp.prompt_ids)),
-    )
+def _tool_calls(parts: Sequence[Part], new_id: Callable[[], str]) -> list[ToolCall]:
+    calls: dict[int, ToolCall] = {}
+    for part in parts:
+        if part.kind is PartKind.CALL:
+            called = CalledFunction(name=part.text, arguments="")
+            calls[part.call] = ToolCall(id=f"call_{new_id()}", function=called)
+        elif part.kind is PartKind.ARGUMENTS:
+            calls[part.call].function.arguments += part.text
+    return list(calls.values())
 
 
-def _format_faults(given: Mapping[str, object] | None) -> Iterable[Fault]:
-    if given is not None and given.get("type") != "text":
-        yield fault("response_format", given, '{"type": "text"}; JSON formats are not supported yet')
+def _call_deltas(parts: Sequence[Part], new_id: Callable[[], str]) -> list[ToolCallDelta]:
+    """The calls' pieces in one chunk, one entry a call."""
+    found: dict[int, ToolCallDelta] = {}
+    for part in parts:
+        if part.kind is PartKind.CALL:
+            begun = FunctionDelta(name=part.text, arguments="")
+            found[part.call] = ToolCallDelta(index=part.call, id=f"call_{new_id()}", type="function", function=begun)
+        elif part.kind is PartKind.ARGUMENTS:
+            if part.call not in found:
+                found[part.call] = ToolCallDelta(index=part.call, function=FunctionDelta(arguments=""))
+            found[part.call].function.arguments += part.text
+    return list(found.values())
 
 
-def _logprob_faults(api: Api, fields: ChatRequest) -> Iterable[Fault]:
-    if fields.top_logprobs is None:
-        return
-    info = api.service.info
-    yield from int_fault("top_logprobs", fields.top_logprobs, 0, min(info.max_logprobs, info.vocab_size))
-    if not fields.logprobs:
-        yield fault("top_logprobs", fields.top_logprobs, "logprobs to be true as well")
+def joined_text(parts: Sequence[Part], kind: PartKind) -> str:
+    return "".join(part.text for part in parts if part.kind is kind)

@@ -105,3 +105,13 @@ def _bias(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
     if faults:
         raise faulty(faults)
     return tuple((int(key), bias) for key, bias in given.items())
+
+
+def cut_to(fields: GenerationFields, ids: Sequence[int], *, max_tokens: int | None, most: int) -> Sequence[int]:
+    """The end of a prompt as long as `truncate_prompt_tokens` says; -1: as fits a context of `most` tokens."""
+    kept = fields.truncate_prompt_tokens
+    if kept is None:
+        return ids
+    if kept == -1:
+        kept = max(most - max(max_tokens or 1, 1), 1)
+    return ids[-kept:] if kept else ids

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from tokenspeed.frontend.generation import ChoiceDelta, ChoiceResult, GenerationInput
 from tokenspeed.frontend.http.api import Api, unless_gone
 from tokenspeed.frontend.http.body import read_json
-from tokenspeed.frontend.http.common import check_inputs, check_model, input_of, request_id, sampling_of
+from tokenspeed.frontend.http.common import check_inputs, check_model, cut_to, input_of, request_id, sampling_of
 from tokenspeed.frontend.http.errors import JSON, faulty
 from tokenspeed.frontend.http.parse import shape_of
 from tokenspeed.frontend.http.replies import Completion, CompletionChoice, CompletionLogprobs
@@ -155,15 +155,22 @@ async def _prepare(api: Api, fields: CompletionRequest) -> CompletionAnswer:
     inputs, echoes = [], []
     for name, prompt in _prompts(fields.prompt):
         if isinstance(prompt, str):
-            ids = await api.prompts.from_text(prompt, add_special_tokens=fields.add_special_tokens, field=name)
+            ids = await api.prompts.from_text(
+                prompt,
+                add_special_tokens=fields.add_special_tokens,
+                field=name,
+                any_length=fields.truncate_prompt_tokens is not None,
+            )
         else:
             ids = prompt
             if found := token_faults(name, ids, vocab_size=api.service.info.vocab_size):
                 raise faulty(found)
+        ids = list(cut_to(fields, ids, max_tokens=max(wanted, 1), most=api.service.info.max_model_len))
         inputs.append(
             input_of(fields, ids, sampling=sampling, logprobs=fields.logprobs, prompt_logprobs=max(asked, default=None))
         )
-        echoes.append(prompt if isinstance(prompt, str) else _decoded(api, fields, ids))
+        whole = isinstance(prompt, str) and fields.truncate_prompt_tokens is None
+        echoes.append(prompt if isinstance(prompt, str) and whole else _decoded(api, fields, ids))
     check_inputs(api, inputs, field="prompt")
     return CompletionAnswer(
         api=api,

@@ -35,9 +35,6 @@ def openapi_document(operations: Sequence[Operation], *, version: str, keyed: bo
     ordered = sorted(structs, key=lambda kind: kind.__name__)
     schemas, components = msgspec.json.schema_components(ordered, schema_hook=_any_value, ref_template=NAMES)
     reference = dict(zip(ordered, schemas, strict=True))
-    for kind in ordered:
-        if any(op.takes is kind for op in operations):
-            components[kind.__name__]["additionalProperties"] = False
     paths: dict[str, dict[str, object]] = {}
     for op in operations:
         path = re.sub(r"\{(\w+):path\}", r"{\1}", op.path)

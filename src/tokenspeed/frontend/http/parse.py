@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from msgspec import inspect
 
 from tokenspeed.frontend.http.body import Decoded
 from tokenspeed.frontend.http.errors import faulty
-from tokenspeed.frontend.http.schema import IGNORED, NEUTRAL, NEUTRAL_FOR, REFUSED
+from tokenspeed.frontend.http.schema import NEUTRAL, NEUTRAL_FOR, REFUSED
 from tokenspeed.plane.checks import Fault, fault
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -45,7 +44,7 @@ class Shape(Generic[S]):
         Raises: RequestError: 400 naming every fault.
         """
         given = decoded.fields
-        faults = [*self._unknown(given)]
+        faults = [*self._not_served(given)]
         values: dict[str, object] = {}
         for field in self.fields:
             value = given.get(field.name)
@@ -64,17 +63,12 @@ class Shape(Generic[S]):
             raise faulty(faults or decoded.odd)
         return self.struct(**values)
 
-    def _unknown(self, given: Mapping[str, object]) -> Iterator[Fault]:
+    def _not_served(self, given: Mapping[str, object]) -> Iterator[Fault]:
         known = [field.name for field in self.fields]
         for name, value in given.items():
-            if name in known or name in IGNORED:
-                continue
-            if name in REFUSED:
-                if value not in NEUTRAL and value not in NEUTRAL_FOR.get(name, ()):
-                    yield fault(name, value, "it to be left out: this is not supported yet")
-                continue
-            near = difflib.get_close_matches(name, known, 1)
-            yield fault(name, value, f"a known field; did you mean {near[0]}?" if near else "a known field")
+            served = name in known or name not in REFUSED
+            if not served and value not in NEUTRAL and value not in NEUTRAL_FOR.get(name, ()):
+                yield fault(name, value, "it to be left out: this is not supported yet")
 
 
 def shape_of(struct: type[S]) -> Shape[S]:

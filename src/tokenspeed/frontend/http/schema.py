@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -25,9 +25,41 @@ StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHAR
 TokenIds: TypeAlias = list[int]
 
 
+FunctionName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
+MAX_TOOLS = 256
+
+
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool = False
     continuous_usage_stats: bool = False
+
+
+class FunctionSpec(msgspec.Struct, kw_only=True):
+    """A function the model may call; `parameters` is a JSON schema."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, object] | None = None
+    strict: bool | None = None
+
+
+class ToolSpec(msgspec.Struct, kw_only=True):
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+class NamedFunction(msgspec.Struct, kw_only=True):
+    name: FunctionName
+
+
+class NamedTool(msgspec.Struct, kw_only=True):
+    """One function that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
 
 
 class GenerationFields(msgspec.Struct, kw_only=True):
@@ -50,6 +82,9 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None = None
+    """Keep this many of the prompt's last tokens; -1: as many as fit; 0: all."""
     logit_bias: dict[str, float] = {}
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -73,10 +108,16 @@ class CompletionRequest(GenerationFields, kw_only=True):
 class ChatRequest(GenerationFields, kw_only=True):
     messages: list[dict[str, object]]
     max_completion_tokens: Tokens | None = None
+    tools: Annotated[list[ToolSpec], Meta(max_length=MAX_TOOLS)] = []
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: Annotated[str, Meta(max_length=32)] | None = None
+    include_reasoning: bool = True
     logprobs: bool = False
     top_logprobs: Annotated[int, Meta(ge=0, le=1 << 20)] | None = None
     response_format: dict[str, object] | None = None
     add_generation_prompt: bool = True
+    add_special_tokens: bool = False
     chat_template_kwargs: dict[str, object] = {}
 
 
@@ -86,9 +127,11 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, object]] | None = None
+    tools: Annotated[list[ToolSpec], Meta(max_length=MAX_TOOLS)] = []
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     return_token_strs: bool = False
+    chat_template_kwargs: dict[str, object] = {}
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -96,20 +139,12 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-IGNORED = frozenset(
-    {
-        *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "reasoning_effort", "verbosity"),
-        *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "spaces_between_special_tokens"),
-    }
-)
-"""Fields that clients send by habit and that change nothing here; accepted with any value."""
-
 REFUSED = frozenset(
     {
-        *("tools", "tool_choice", "functions", "function_call", "modalities", "audio", "prediction"),
+        *("functions", "function_call", "modalities", "audio", "prediction"),
         *("web_search_options", "suffix", "best_of", "bad_words", "allowed_token_ids", "logits_processors"),
         *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend"),
-        *("structured_outputs", "json_schema", "regex", "ebnf", "grammar", "structural_tag", "truncate_prompt_tokens"),
+        *("structured_outputs", "json_schema", "regex", "ebnf", "grammar", "structural_tag"),
         *("lora_path", "lora_name", "lora_request", "adapter", "kv_transfer_params", "bootstrap_host"),
         *("bootstrap_port", "bootstrap_room", "data_parallel_rank", "use_beam_search", "length_penalty"),
         *("early_stopping", "return_hidden_states", "documents", "mm_processor_kwargs", "prompt_embeds", "images"),
@@ -117,15 +152,14 @@ REFUSED = frozenset(
         *("chat_template", "token_ids_logprob", "stop_regex"),
     }
 )
-"""Known fields of this family of servers that this build does not serve: refused unless neutral."""
+"""Known fields of this family of servers that this build does not serve: refused unless neutral, because an
+answer without what they ask for would be a wrong one. Any other unknown field is ignored."""
 
 NEUTRAL: tuple[object, ...] = (None, False, [], {}, "")
 NEUTRAL_FOR: dict[str, tuple[object, ...]] = {
-    "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "best_of": (1,),
     "length_penalty": (1, 1.0),
-    "truncate_prompt_tokens": (-1,),
     "data_parallel_rank": (-1,),
 }

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from tokenspeed.frontend.http.api import Api
 from tokenspeed.frontend.http.body import read_json
 from tokenspeed.frontend.http.common import check_model
+from tokenspeed.frontend.http.conversation import tool_object
 from tokenspeed.frontend.http.errors import JSON, faulty
 from tokenspeed.frontend.http.messages import template_ready
 from tokenspeed.frontend.http.parse import shape_of
@@ -33,7 +34,13 @@ async def tokenize(api: Api, request: Request) -> Response:
         messages, faults = template_ready(fields.messages or [])
         if faults:
             raise faulty(faults)
-        ids = await api.prompts.from_messages(messages, add_generation_prompt=fields.add_generation_prompt, extra={})
+        ids = await api.prompts.from_messages(
+            messages,
+            add_generation_prompt=fields.add_generation_prompt,
+            extra=fields.chat_template_kwargs,
+            tools=[tool_object(tool) for tool in fields.tools],
+            add_special_tokens=bool(fields.add_special_tokens),
+        )
     body = Tokenized(count=len(ids), max_model_len=api.service.info.max_model_len, tokens=ids)
     if fields.return_token_strs:
         body.token_strs = [api.words.text(token) for token in ids]

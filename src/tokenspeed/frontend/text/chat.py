@@ -23,7 +23,7 @@ from jinja2.visitor import NodeTransformer
 
 from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.errors import ModelError, RequestError
-from tokenspeed.frontend.text.messages import template_messages
+from tokenspeed.frontend.text.messages import template_messages, with_tools_told
 
 MAX_TURNS = 500_000
 """Loop turns of one rendering; a macro call, which takes longer, counts as ten."""
@@ -124,10 +124,14 @@ class ChatTemplate:
 
     Attributes:
         special_tokens: pairs of variable name and text: ``bos_token``, ``eos_token``, …
+        shows_tools: the template has a place for tools; without one they are told in a system message.
+        source: of the template.
     """
 
     template: Template
     special_tokens: tuple[tuple[str, str], ...]
+    shows_tools: bool = True
+    source: str = ""
 
     def render(
         self,
@@ -146,10 +150,13 @@ class ChatTemplate:
             RequestError: 400: the messages are malformed, or the template refuses or cannot render them.
             ModelError: the template tried something the sandbox forbids.
         """
+        ready = template_messages(messages)
+        if tools and not self.shows_tools:
+            ready = with_tools_told(ready, tools)
         variables: dict[str, object] = {
             **dict(self.special_tokens),
             **(extra or {}),
-            "messages": template_messages(messages),
+            "messages": ready,
             "tools": list(tools) if tools else None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
@@ -195,11 +202,13 @@ def compile_template(
     environment.filters.update({"tojson": _tojson, _TURN: _turn, _JOINED: _joined})
     environment.globals.update({"raise_exception": _refuse, "strftime_now": strftime_now})
     try:
-        template = environment.from_string(_Limited().visit(environment.parse(source)))
+        tree = environment.parse(source)
+        shows_tools = any(name.name == "tools" for name in tree.find_all(nodes.Name))
+        template = environment.from_string(_Limited().visit(tree))
     except (TemplateSyntaxError, RecursionError) as fault:
         line = f", line {fault.lineno}" if isinstance(fault, TemplateSyntaxError) else ""
         raise ModelError(f"the chat template{line} cannot be understood: {fault}") from fault
-    return ChatTemplate(template=template, special_tokens=tuple(special_tokens))
+    return ChatTemplate(template=template, special_tokens=tuple(special_tokens), shows_tools=shows_tools, source=source)
 
 
 def chat_template(checkpoint: Checkpoint, *, now: Callable[[], datetime] = datetime.now) -> ChatTemplate | None:

@@ -89,3 +89,38 @@ def _call(call: object) -> object:
     except (ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": parsed}}
+
+
+_TOLD = """You may call functions. Those there are, as JSON schemas:
+<tools>
+{tools}
+</tools>
+To call one, answer with its name and arguments as JSON within tags, one pair of tags a call:
+<tool_call>
+{{"name": "…", "arguments": {{…}}}}
+</tool_call>"""
+
+
+def with_tools_told(
+    messages: list[dict[str, object]], tools: Sequence[Mapping[str, object]]
+) -> list[dict[str, object]]:
+    """`messages` for a template that knows no tools: these, their calls and results are said in plain text."""
+    told = _TOLD.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    found = [_plain(message) for message in messages]
+    if found[0]["role"] == "system":
+        return [{**found[0], "content": f"{found[0]['content']}\n\n{told}"}, *found[1:]]
+    return [{"role": "system", "content": told}, *found]
+
+
+def _plain(message: dict[str, object]) -> dict[str, object]:
+    """A call or a result as a message that every template can show."""
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    said = [str(message["content"])] if message["content"] else []
+    for call in calls:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        said.append(f"<tool_call>\n{json.dumps(function, ensure_ascii=False)}\n</tool_call>")
+    return {"role": message["role"], "content": "\n".join(said)}

@@ -1,0 +1,1 @@
+"""What a model's text means: reasoning, answer and tool calls, told apart while the text arrives."""
