@@ -151,18 +151,18 @@ static void attend_item(const ts_step *step, int32_t layer, int64_t item, float 
 }
 
 /* The same sums with stretches computed by whichever thread is free, then merged in order. */
-static void attend_apart(const ts_step *step, int32_t layer, float *scratch) {
+static void attend_apart(const ts_step *step, int32_t layer, float *scratch, ts_team team) {
     const ts_space *space = &step->space;
-    int64_t kv_heads = step->model->kv_heads, items = step->num_tiles * kv_heads;
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t slot = 0; slot < items * step->stretches; slot++) {
+    int64_t kv_heads = step->model->kv_heads, items = step->num_tiles * kv_heads, slots = items * step->stretches;
+    for (int64_t slot; (slot = ts_claim(slots, 1, team).first) < slots;) {
         int64_t item = slot / step->stretches, stretch = slot % step->stretches;
         ts_queries q = queries_of(step, layer, item / kv_heads, item % kv_heads);
         ts_partial partial = partial_at(step, space->partials + slot * space->partial_floats);
         if (stretch >= first_stretch(&q) && stretch < stretches_seen(&q)) step->kernels->attend(&q, stretch, scratch, &partial);
     }
-#pragma omp for schedule(static)
-    for (int64_t item = 0; item < items; item++) {
+    ts_meet(team);
+    ts_share mine = ts_share_of(items, team);
+    for (int64_t item = mine.first; item < mine.last; item++) {
         ts_queries q = queries_of(step, layer, item / kv_heads, item % kv_heads);
         ts_partial sum = partial_at(step, scratch);
         for (int64_t stretch = first_stretch(&q); stretch < stretches_seen(&q); stretch++) {
@@ -180,21 +180,23 @@ void ts_attention(const ts_step *step, int32_t layer, ts_team team) {
     int64_t items = step->num_tiles * model->kv_heads;
     if (!step->at_once) {
         write_all(step, layer, team);
-#pragma omp barrier
+        ts_meet(team);
     }
     if (step->apart) {
-        attend_apart(step, layer, scratch);
+        attend_apart(step, layer, scratch, team);
     } else {
         /* Backwards: the last tiles of a chunk see the most, and a long one must not come last. */
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t back = 0; back < items; back++) attend_item(step, layer, items - 1 - back, scratch);
+        for (int64_t back; (back = ts_claim(items, 1, team).first) < items;) {
+            attend_item(step, layer, items - 1 - back, scratch);
+        }
     }
+    ts_meet(team);
     if (!whole_groups(step)) {
         ts_share mine = ts_share_of(step->rows->tokens, team);
         for (int64_t token = mine.first; token < mine.last; token++) {
             ts_prepare(step, model->layers[layer].o.format, &step->space.mixed, token, 0,
                        (int64_t)model->heads * model->head_dim);
         }
-#pragma omp barrier
+        ts_meet(team);
     }
 }

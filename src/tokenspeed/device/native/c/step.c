@@ -57,9 +57,7 @@ static ts_input norm_rows(const ts_step *step, const float *weight, int32_t form
         step->kernels->norm(hidden, weight, model->hidden, model->rms_eps, out.x + row * out.x_stride);
         ts_prepare(step, format, &out, row, 0, model->hidden);
     }
-    if (shared) {
-#pragma omp barrier
-    }
+    if (shared) ts_meet(team);
     return out;
 }
 
@@ -81,7 +79,7 @@ static void add_normed(const ts_step *step, const float *norm, ts_team team) {
         step->kernels->norm(x, norm, model->hidden, model->rms_eps, x);
         for (int64_t i = 0; i < model->hidden; i++) hidden[i] += x[i];
     }
-#pragma omp barrier
+    ts_meet(team);
 }
 
 static void attention_half(const ts_step *step, int32_t index, ts_team team) {
@@ -99,10 +97,10 @@ static void attention_half(const ts_step *step, int32_t index, ts_team team) {
     const ts_input in = norm_rows(step, layer->attn_norm, format, NULL, step->rows->tokens, team);
     ts_project_parts(step, &in, step->rows->tokens, qkv, 3, team);
     if (team.id == 0) ts_wait_layer(step->call->layers_ready, index);
-#pragma omp barrier
+    ts_meet(team);
     ts_attention(step, index, team);
     ts_project_parts(step, &s->mixed, step->rows->tokens, &out, 1, team);
-#pragma omp barrier
+    ts_meet(team);
     if (layer->attn_post_norm) add_normed(step, layer->attn_post_norm, team);
 }
 
@@ -112,9 +110,9 @@ static void feed_forward_half(const ts_step *step, int32_t index, ts_team team) 
     int32_t format = larger(layer->gate.format, layer->up.format);
     const ts_input in = norm_rows(step, layer->mlp_norm, format, NULL, step->rows->tokens, team);
     ts_project_gate_up(step, layer, &in, team);
-#pragma omp barrier
+    ts_meet(team);
     ts_project_parts(step, &step->space.mixed, step->rows->tokens, &down, 1, team);
-#pragma omp barrier
+    ts_meet(team);
     if (layer->mlp_post_norm) add_normed(step, layer->mlp_post_norm, team);
 }
 
@@ -128,14 +126,14 @@ static void head(const ts_step *step, ts_team team) {
         const ts_input in =
             norm_rows(step, model->norm, model->head.format, step->rows->logit_tokens + done, rows, team);
         ts_project_parts(step, &in, rows, &logits, 1, team);
-#pragma omp barrier
+        ts_meet(team);
     }
 }
 
 static void run(const ts_step *step, ts_team team) {
     if (step->call->first == 0) embed(step, team);
     find_turns(step, team);
-#pragma omp barrier
+    ts_meet(team);
     for (int32_t layer = step->call->first; layer < step->call->last; layer++) {
         attention_half(step, layer, team);
         feed_forward_half(step, layer, team);
@@ -151,8 +149,9 @@ int32_t ts_run(const ts_model *model, const ts_pool *pool, const ts_rows *rows, 
     ts_step step = {.model = model, .pool = pool, .rows = rows, .call = call, .kernels = ts_current_kernels()};
     step.space = ts_lay_out(model, rows->tokens, context, call->threads, call->workspace);
     ts_plan_attention(&step);
+    ts_meeting meeting = {0};
 #pragma omp parallel num_threads(call->threads)
-    run(&step, (ts_team){omp_get_thread_num(), omp_get_num_threads()});
+    run(&step, (ts_team){omp_get_thread_num(), omp_get_num_threads(), &meeting});
     return TS_OK;
 }
 

@@ -1,0 +1,63 @@
+/* The barrier of a team.
+ *
+ * A step has about a hundred of them, so one that sleeps at once costs as much as the step, and one that
+ * spins takes the core from who is to arrive. This one spins for the usual difference between two threads,
+ * then offers its core, then sleeps. OpenMP's own leaves the choice to an environment variable.
+ */
+#if defined(__linux__)
+#define _GNU_SOURCE
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include "team.h"
+
+#include <limits.h>
+#include <sched.h>
+
+enum { SPINS = 200, OFFERS = 2000 };
+
+static void pause_briefly(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Until the round is another than `seen`; may return before. */
+static void sleep_through(ts_meeting *meeting, uint32_t seen) {
+#if defined(__linux__)
+    /* In this order: whoever ends the round either sees a sleeper, or has ended it before the kernel looks. */
+    atomic_fetch_add(&meeting->asleep, 1);
+    syscall(SYS_futex, &meeting->round, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+    atomic_fetch_sub(&meeting->asleep, 1);
+#else
+    (void)meeting, (void)seen;
+    sched_yield();
+#endif
+}
+
+static void end_round(ts_meeting *meeting) {
+    atomic_store_explicit(&meeting->arrived, 0, memory_order_relaxed);
+    atomic_store_explicit(&meeting->claimed, 0, memory_order_relaxed);
+    atomic_fetch_add(&meeting->round, 1);
+#if defined(__linux__)
+    if (atomic_load(&meeting->asleep)) syscall(SYS_futex, &meeting->round, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+#endif
+}
+
+void ts_meet(ts_team team) {
+    ts_meeting *meeting = team.meeting;
+    uint32_t seen = atomic_load_explicit(&meeting->round, memory_order_relaxed);
+    if (atomic_fetch_add_explicit(&meeting->arrived, 1, memory_order_acq_rel) + 1 == team.size) {
+        end_round(meeting);
+        return;
+    }
+    for (int tries = 0; atomic_load_explicit(&meeting->round, memory_order_acquire) == seen; tries++) {
+        if (tries < SPINS) pause_briefly();
+        else if (tries < SPINS + OFFERS) sched_yield();
+        else sleep_through(meeting, seen);
+    }
+}
