@@ -78,33 +78,37 @@ class NetKvLog:
             return ()
         events: list[KvEvent] = [AllBlocksCleared()] if state.cleared else []
         # A run of removals, or of blocks that follow each other, becomes one event.
+        gone: list[bytes] = []
         names: list[bytes] = []
         tokens: list[bytes] = []
         parent: bytes | None = None
-        removing = False
         for name, change in state.changes.items():
-            if change is VOID:
-                continue
-            if names and (removing != (change is None) or (change is not None and change[0] != names[-1])):
-                events.append(self._event(names, tokens, parent, removing=removing))
-                names, tokens = [], []
             if change is None:
-                removing = True
-            else:
-                if not names:
-                    parent = change[0]
-                removing = False
-                tokens.append(change[1])
-            names.append(name)
+                if names:
+                    events.append(self._stored(names, tokens, parent))
+                    names = []
+                gone.append(name)
+            elif change is not VOID:
+                if gone:
+                    events.append(BlockRemoved(hashes=tuple(gone), group=self.group))
+                    gone.clear()
+                before, data = change
+                if names and before == names[-1]:
+                    names.append(name)
+                    tokens.append(data)
+                    continue
+                if names:
+                    events.append(self._stored(names, tokens, parent))
+                parent, names, tokens = before, [name], [data]
         if names:
-            events.append(self._event(names, tokens, parent, removing=removing))
+            events.append(self._stored(names, tokens, parent))
+        if gone:
+            events.append(BlockRemoved(hashes=tuple(gone), group=self.group))
         state.changes.clear()
         state.cleared = False
         return tuple(events)
 
-    def _event(self, names: list[bytes], tokens: list[bytes], parent: bytes | None, *, removing: bool) -> KvEvent:
-        if removing:
-            return BlockRemoved(hashes=tuple(names), group=self.group)
+    def _stored(self, names: list[bytes], tokens: list[bytes], parent: bytes | None) -> KvEvent:
         ids = self.block.unpack(tokens[0]) if len(tokens) == 1 else _ids(b"".join(tokens))
         return BlockStored(tuple(names), parent, ids, self.block_tokens, self.group)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import NamedTuple
 
 import attrs
 import numpy as np
@@ -32,11 +33,29 @@ class PublishState:
         lanes: rows of the latest landing in which each computed one token; the same array comes again
             while the batch does not change.
         quiet: landings of the same rows, one token each, in which none of them fills a block.
+        turn: such landings so far.
+        due: by group, turn modulo block tokens to the rows that fill a block then, as far as they were seen.
     """
 
     published: IndexArray
     lanes: IndexArray = EMPTY_INDEX
     quiet: int = 0
+    turn: int = 0
+    due: dict[int, dict[int, _Due]] = attrs.field(factory=dict)
+
+
+class _Due(NamedTuple):
+    """Rows with a full block and their slots, int64 ``[m]``; landings behind this one until a row fills the next."""
+
+    rows: list[int]
+    slots: IndexArray
+    quiet: int
+
+
+def _full(landed: Landed, beyond: Int32Array, size: int) -> _Due:
+    """`beyond`: tokens of each row behind its last full block of `size` tokens."""
+    at = (beyond == 0).nonzero()[0]
+    return _Due(landed.rows[at].tolist(), landed.slots[at], size - 1 - int(beyond.max()))
 
 
 @attrs.define(eq=False)
@@ -118,9 +137,13 @@ class PrefixIndex:
         # The same rows again, with one token each: all that was full before has been published.
         steady = landed.rows is state.lanes and not landed.some_ended
         if steady:
+            state.turn += 1
             state.quiet -= 1
             if state.quiet >= 0:
                 return []
+        else:
+            state.turn = 0
+            state.due.clear()
         relinks: list[Relink] = []
         state.quiet = UNBOUNDED
         for group in self.groups:
@@ -182,30 +205,44 @@ class PrefixIndex:
 
     def _publish_group(self, group: Group, landed: Landed, *, steady: bool) -> list[Relink]:
         published, size = self.state.published[group.number], group.block_tokens
-        beyond = landed.ends % size
-        self.state.quiet = min(self.state.quiet, size - 1 - int(beyond.max()))
         if steady:
-            due = (beyond == 0).nonzero()[0]
+            due = self._due(group, landed)
+            if not due.rows:
+                return []
+            first = published[due.slots]
+            full = first + 1
         else:
+            quiet = size - 1 - int((landed.ends % size).max())
+            self.state.quiet = min(self.state.quiet, quiet)
             full = landed.ends // size
             if landed.some_ended:
                 full = self._trusted(landed, full, size)
-            due = (full > published[landed.slots]).nonzero()[0]
-        if not len(due):
-            return []
-        rows, slots = landed.rows[due], landed.slots[due]
-        full = landed.ends[due] // size if steady else full[due]
-        first = published[slots]
+            at = (full > published[landed.slots]).nonzero()[0]
+            if not len(at):
+                return []
+            due, full = _Due(landed.rows[at].tolist(), landed.slots[at], quiet), full[at]
+            first = published[due.slots]
+        slots = due.slots
         published[slots] = full
         change, table = _Change(), landed.tables[group.number]
         if group.stride == 1 and (steady or (full - first).max() == 1):
-            self._publish_one_each(group, rows, slots, first, table, change)
+            self._publish_one_each(group, due, first, table, change)
         else:
-            for row, slot, begin, end in zip(rows.tolist(), slots.tolist(), first.tolist(), full.tolist(), strict=True):
+            for row, slot, begin, end in zip(due.rows, slots.tolist(), first.tolist(), full.tolist(), strict=True):
                 self._publish_span(group, row, slot, begin, table[slot, begin:end].tolist(), change)
         self.pool.mark_findable(group.number, change.blocks)
         self.tier.published(group.number, change.blocks, change.names)
         return change.relinks
+
+    def _due(self, group: Group, landed: Landed) -> _Due:
+        """Of the same rows again, those that fill a block now: the same ones every ``block_tokens`` landings."""
+        state, size = self.state, group.block_tokens
+        known = state.due.setdefault(group.number, {})
+        due = known.get(state.turn % size)
+        if due is None:
+            due = known[state.turn % size] = _full(landed, landed.ends % size, size)
+        state.quiet = min(state.quiet, due.quiet)
+        return due
 
     def _trusted(self, landed: Landed, full: Int32Array, block_tokens: int) -> Int32Array:
         """Of rows that have ended: nothing of those cut short (a logit may not have been a number), and
@@ -214,41 +251,35 @@ class PrefixIndex:
         cut = self.table.output.finish[landed.rows] == Finish.ABORT
         return np.where(cut, np.int32(0), np.minimum(full, known))
 
-    def _publish_one_each(
-        self, group: Group, rows: IndexArray, slots: IndexArray, at: IndexArray, table: Int32Array, change: _Change
-    ) -> None:
-        """The usual case of decoding: one more full block for each of `rows`, read with one gather."""
+    def _publish_one_each(self, group: Group, due: _Due, at: IndexArray, table: Int32Array, change: _Change) -> None:
+        """The usual case of decoding: one more full block for each of the rows, read with one gather."""
+        slots = due.slots
         data = self.pages[slots, at].astype("<i4", copy=False).tobytes()
         width, begin = 4 * self.page_tokens, 0
         chains, media = self.chains.state.chains, self.table.identity.media
         index, stored = self.indexes[group.number].state, self.logs[group.number].stored
-        for row, slot, place, block in zip(
-            rows.tolist(), slots.tolist(), at.tolist(), table[slots, at].tolist(), strict=True
-        ):
+        entries, name_of, latest, names = index.entries, index.name_of, index.latest, change.names
+        blocks: list[int] = table[slots, at].tolist()
+        for row, slot, place, block in zip(due.rows, slots.tolist(), at.tolist(), blocks, strict=True):
             tokens = data[begin : begin + width]
             begin += width
-            chain = chains[row]
-            if place >= len(chain):  # of what was skipped nobody asked the names
-                self.chains.upto(row, place)
-            parent = chain[place]
-            if place + 1 < len(chain):
-                name = chain[place + 1]
-            elif media[row]:
-                name = self.chains.upto(row, place + 1)[-1]
-            else:
+            chain, text = chains[row], not media[row]
+            if text and len(chain) == place + 1:
+                parent = chain[place]
                 name = blake2b(parent + tokens, digest_size=NAME_BYTES).digest()
                 chain.append(name)
-            if (name in index.entries or block in index.name_of) and not self._displace(
-                group, slot, place, block, name, change
-            ):
+            else:  # it has its name already, or lacks others before it, or an image is part of it
+                chain = self.chains.upto(row, place + 1)
+                parent, name = chain[place], chain[place + 1]
+            if (name in entries or block in name_of) and not self._displace(group, slot, place, block, name, change):
                 continue
-            index.entries[name] = (block, parent, tokens)
-            index.name_of[block] = name
-            if not media[row]:
-                index.latest[parent] = name
+            entries[name] = (block, parent, tokens)
+            name_of[block] = name
+            if text:
+                latest[parent] = name
             stored(name, parent if place else None, tokens)
             change.blocks.append(block)
-            change.names.append(name)
+            names.append(name)
 
     def _publish_span(self, group: Group, row: int, slot: int, first: int, blocks: list[int], change: _Change) -> None:
         """Blocks `first`, ... of `row` become findable."""
