@@ -32,7 +32,7 @@ static inline ts_share ts_share_of(int64_t total, ts_team team) {
 
 /* Items to take at once: few enough that nobody waits long for the last, many enough that they follow each other. */
 static inline int64_t ts_run_of(int64_t total, ts_team team) {
-    enum { RUNS = 6 };
+    enum { RUNS = 3 };
     int64_t run = team.size == 1 ? total : total / (team.size * RUNS);
     return run < 1 ? 1 : run;
 }
