@@ -104,6 +104,17 @@ def test_a_step_uses_the_threads_that_torch_computes_with() -> None:
     assert counts[0] == counts[1]
 
 
+def test_a_step_binds_no_thread_to_a_core() -> None:
+    """Threads of a team that meet on one core go apart; with more threads than cores some always do."""
+    allowed = os.sched_getaffinity(0)
+    model = native_model(checkpoint_of("tiny-llama"), threads=2 + len(allowed))
+    run = paged_run(model.step, num_pages=8, page_tokens=8)
+    for _ in range(3):
+        run.forward([(run.sequence(prompt(9, seed=1)), 9)])
+    tasks = [int(task.name) for task in Path("/proc/self/task").iterdir()]
+    assert {frozenset(os.sched_getaffinity(task)) for task in tasks} == {frozenset(allowed)}
+
+
 def test_a_step_leaves_the_interpreter_free() -> None:
     """Another thread's Python runs while a step waits inside C for a layer that is not there."""
     model = native_model(checkpoint_of("tiny-llama"))

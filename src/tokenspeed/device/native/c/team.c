@@ -3,6 +3,9 @@
  * A step has about a hundred of them, so one that sleeps at once costs as much as the step, and one that
  * spins takes the core from who is to arrive. This one spins for the usual difference between two threads,
  * then offers its core, then sleeps. OpenMP's own leaves the choice to an environment variable.
+ *
+ * On a busy machine the kernel may wake two threads of a team on one core and leave them there for long:
+ * whoever waits for a thread of its own core goes to another one. Nothing stays bound.
  */
 #if defined(__linux__)
 #define _GNU_SOURCE
@@ -17,6 +20,49 @@
 #include <sched.h>
 
 enum { SPINS = 200, OFFERS = 2000 };
+
+#if defined(__linux__)
+/* Whether another thread came to its last barrier on the core that this one is on. */
+static int shares_core(const ts_team team, int core) {
+    for (int id = 0; id < team.size && id < TS_SEATS; id++) {
+        if (id != team.id && atomic_load_explicit(team.meeting->cores + id, memory_order_relaxed) == core + 1) return 1;
+    }
+    return 0;
+}
+
+/* To a core where no thread of the team was last, if there is one. */
+static void move_away(const ts_team team) {
+    cpu_set_t allowed, free;
+    if (sched_getaffinity(0, sizeof allowed, &allowed)) return;
+    free = allowed;
+    for (int id = 0; id < team.size && id < TS_SEATS; id++) {
+        int core = atomic_load_explicit(team.meeting->cores + id, memory_order_relaxed) - 1;
+        if (core >= 0) CPU_CLR(core, &free);
+    }
+    if (CPU_COUNT(&free) == 0 || sched_setaffinity(0, sizeof free, &free)) return;
+    sched_setaffinity(0, sizeof allowed, &allowed);
+}
+#endif
+
+/* Called by who has waited for longer than usual. */
+static void look_for_a_core(const ts_team team) {
+#if defined(__linux__)
+    int core = sched_getcpu();
+    if (core >= 0 && shares_core(team, core)) move_away(team);
+#else
+    (void)team;
+#endif
+}
+
+static void take_seat(const ts_team team) {
+#if defined(__linux__)
+    if (team.id < TS_SEATS) {
+        atomic_store_explicit(team.meeting->cores + team.id, sched_getcpu() + 1, memory_order_relaxed);
+    }
+#else
+    (void)team;
+#endif
+}
 
 static void pause_briefly(void) {
 #if defined(__x86_64__)
@@ -51,11 +97,13 @@ static void end_round(ts_meeting *meeting) {
 void ts_meet(ts_team team) {
     ts_meeting *meeting = team.meeting;
     uint32_t seen = atomic_load_explicit(&meeting->round, memory_order_relaxed);
+    take_seat(team);
     if (atomic_fetch_add_explicit(&meeting->arrived, 1, memory_order_acq_rel) + 1 == team.size) {
         end_round(meeting);
         return;
     }
     for (int tries = 0; atomic_load_explicit(&meeting->round, memory_order_acquire) == seen; tries++) {
+        if (tries == SPINS) look_for_a_core(team);
         if (tries < SPINS) pause_briefly();
         else if (tries < SPINS + OFFERS) sched_yield();
         else sleep_through(meeting, seen);

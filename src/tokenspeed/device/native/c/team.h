@@ -9,10 +9,13 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+enum { TS_SEATS = 64 }; /* threads whose cores are looked at */
+
 /* What a team writes to; one a parallel region. */
 typedef struct {
     _Alignas(64) _Atomic int32_t arrived; /* at the barrier */
     _Atomic int64_t claimed;              /* of the work between two barriers */
+    _Atomic int32_t cores[TS_SEATS];      /* where each thread came to its last barrier, plus 1 */
     _Alignas(64) _Atomic uint32_t round;  /* barriers passed */
     _Atomic int32_t asleep;
 } ts_meeting;
