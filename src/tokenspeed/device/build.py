@@ -6,6 +6,7 @@ When `build_device_side` returns, the device side is complete and warm: nothing 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -27,6 +28,7 @@ from tokenspeed.device.backends.simulated_parts import simulated_parts, simulate
 from tokenspeed.device.executors.futures.executor import futures_executor
 from tokenspeed.device.executors.futures.model_input import powers_of_two
 from tokenspeed.device.executors.streams import stream_executor
+from tokenspeed.device.fresh_blocks import fresh_blocks
 from tokenspeed.device.handle import Executor, HostTier, NoHostTier, StreamDeviceHandle
 from tokenspeed.device.host_sync import allowed_wait
 from tokenspeed.device.kv.host_build import HostPlan, counters_for, host_cache
@@ -259,9 +261,12 @@ def _executor(
         # A device that compiles a program for each shape gets few shapes; the CPU takes any.
         buckets = powers_of_two(specs.max_num_seqs) if device.backend is BackendKind.SIMULATED else ()
         make = partial(futures_executor, asynchronous=device.async_scheduling, buckets=buckets, host_sync=allowed_wait)
+    step = attention.step
+    if device.backend is not BackendKind.CUDA:  # a debug form for memory of the host
+        step = fresh_blocks(step, attention.pool, specs.groups, os.environ)
     return make(
         backend=backend,
-        step=attention.step,
+        step=step,
         pool=attention.pool,
         sampler=make_sampler(slots=specs.max_num_seqs, vocab_size=specs.vocab_size),
         logprobs=given.logprobs or logprobs,
