@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -18,8 +19,8 @@ from piece_tokenizer import PieceTokenizer, piece_tokenizer
 from scripted_engine import ScriptedEngine, engine_info
 
 from tokenspeed.errors import RequestError, SettingsError
-from tokenspeed.frontend.http.app import ROUTES, UNSUPPORTED
 from tokenspeed.frontend.http.errors import failure
+from tokenspeed.frontend.http.routes import ROUTES, UNSUPPORTED
 from tokenspeed.frontend.server import address_of, bind_socket, serving
 from tokenspeed.settings.model import ServerSettings
 from tokenspeed.testing import HandClock
@@ -35,13 +36,13 @@ def test_the_key_opens_everything_and_without_it_only_health_and_metrics_are_ope
         live_server(settings=ServerSettings(port=0, api_key="kéy")) as live,
         httpx.Client(base_url=live.url, timeout=20) as http,
     ):
-        paths = [(spec.path.replace("{model:path}", "x"), spec.methods[0]) for spec in ROUTES]
+        paths = [(re.sub(r"{.*}", "x", spec.path), spec.methods[0]) for spec in ROUTES]
         paths += [(path, "POST") for path in UNSUPPORTED] + [("/openapi.json", "GET"), ("/none", "GET")]
         wrong = [{b"Authorization": given.encode()} for given in ("Bearer wrong", "kéy", "Basic kéy", "Bearer")]
         for path, method in paths:
             for headers in ({}, *wrong):
                 answer = http.request(method, path, headers=headers)
-                if path in {"/health", "/metrics"}:
+                if path in {"/health", "/readiness", "/liveness", "/metrics"}:
                     assert answer.status_code == 200
                 else:
                     assert answer.status_code == 401, path

@@ -13,7 +13,7 @@ from tokenspeed.frontend.http.api import HttpMeter
 from tokenspeed.frontend.http.errors import failure
 from tokenspeed.plane.ports import Clock
 
-OPEN_PATHS = ("/health", "/metrics")
+OPEN_PATHS = ("/", "/health", "/readiness", "/liveness", "/metrics")
 CLIENT_CLOSED = 499
 """Counted for a response whose client left before it began."""
 
@@ -29,7 +29,9 @@ class RequireKey:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._holds_key(scope):
             await self.app(scope, receive, send)
             return
-        error = RequestError("the API key is missing or wrong; send Authorization: Bearer KEY", status=401)
+        error = RequestError(
+            "the API key is missing or wrong; send Authorization: Bearer KEY or X-Api-Key: KEY", status=401
+        )
         await failure(error).response()(scope, receive, send)
 
     def _holds_key(self, scope: Scope) -> bool:
@@ -37,6 +39,8 @@ class RequireKey:
             if name == b"authorization":
                 kind, _, key = value.partition(b" ")
                 return kind.lower() == b"bearer" and hmac.compare_digest(_digest(key.strip()), self.digest)
+            if name == b"x-api-key":
+                return hmac.compare_digest(_digest(value.strip()), self.digest)
         return False
 
 

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from tokenspeed.errors import RequestError
 from tokenspeed.frontend.http.errors import ClientGone, failure
+from tokenspeed.frontend.http.response_store import ResponseStore
 from tokenspeed.frontend.http.tokens import TokenWords
 from tokenspeed.frontend.prompts import PromptMaker
 from tokenspeed.frontend.service import GenerationService
@@ -51,6 +52,7 @@ class Api:
 
     Attributes:
         family: how the model writes reasoning and tool calls.
+        responses: those that can be asked for later.
         created: Unix time the model was made available at.
         version: of this package.
         wall_s: Unix time.
@@ -67,6 +69,9 @@ class Api:
     family: OutputFamily = attrs.field(factory=lambda: OutputFamily(calls="hermes"))
     wall_s: Callable[[], float] = time.time
     new_id: Callable[[], str] = lambda: secrets.token_hex(12)
+    responses: ResponseStore = attrs.field(
+        default=attrs.Factory(lambda self: ResponseStore(limit=self.settings.max_stored_responses), takes_self=True)
+    )
     state: ApiState = attrs.field(factory=ApiState)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 import msgspec
@@ -15,6 +15,7 @@ from tokenspeed.frontend.http.messages import template_ready
 from tokenspeed.frontend.http.schema import ChatRequest, NamedTool
 from tokenspeed.frontend.text.output.families import CallPlan, OutputFamily
 from tokenspeed.frontend.text.output.parts import OutputParser, Part, PartKind
+from tokenspeed.frontend.text.output.reasoning import reasoning_tokens
 from tokenspeed.plane.checks import Fault, fault, int_fault
 
 TAIL_TOKENS = 16
@@ -57,6 +58,11 @@ class OutputReader:
         if any(part.kind is PartKind.CALL for part in parts):
             state.called.add(delta.index)
         return [part for part in parts if self.reasoning or part.kind is not PartKind.REASONING]
+
+    def thought(self, pieces: Sequence[bytes]) -> int:
+        """How many of an output's tokens, whose bytes are `pieces`, are reasoning."""
+        tags = self.family.reasoning
+        return 0 if tags is None else reasoning_tokens(pieces, tags, opened=self.opened)
 
     def finish_reason(self, delta: ChoiceDelta | ChoiceResult) -> str | None:
         """The engine's reason, or that the choice ended by calling."""

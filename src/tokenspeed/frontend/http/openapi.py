@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import attrs
 import msgspec
 
+from tokenspeed.frontend.http.access import OPEN_PATHS
 from tokenspeed.frontend.http.errors import DOCUMENTED_STATUSES, ErrorBody
 
-OPEN_PATHS = ("/health", "/metrics")
 NAMES = "#/components/schemas/{name}"
 
 
@@ -23,6 +23,7 @@ class Operation:
     summary: str
     takes: type[msgspec.Struct] | None
     gives: type[msgspec.Struct] | None
+    statuses: tuple[int, ...] = ()
 
 
 def openapi_document(operations: Sequence[Operation], *, version: str, keyed: bool) -> dict[str, object]:
@@ -74,7 +75,7 @@ def _operation(
     }
     if op.takes is not None:
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference[op.takes]}}}
-    if names := re.findall(r"\{(\w+):path\}", op.path):
+    if names := re.findall(r"\{(\w+)(?::path)?\}", op.path):
         found["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ]
@@ -90,6 +91,4 @@ def _statuses(op: Operation, *, keyed: bool) -> list[int]:
         found = [status for status in DOCUMENTED_STATUSES if status not in (401, 405, 409)]
     elif "{" in op.path:
         found.append(404)
-    elif op.path == "/health":
-        found.append(503)
-    return sorted([*found, 401] if keyed and op.path not in OPEN_PATHS else found)
+    return sorted({*found, *op.statuses, *((401,) if keyed and op.path not in OPEN_PATHS else ())})

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, suppress
 
+import attrs
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tokenspeed.frontend.generation import ChoiceDelta
 from tokenspeed.frontend.http.api import unless_gone
-from tokenspeed.frontend.http.errors import ClientGone, failure
+from tokenspeed.frontend.http.errors import ClientGone, Failure, failure
 
 HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -25,12 +26,37 @@ GRACE_S = 5.0
 """What a response may last beyond the request's own limit: a reader that stalls is given up then."""
 
 
-def event(body: msgspec.Struct) -> bytes:
+def event(body: object) -> bytes:
     """One event on one line: also for clients that take every Unicode line break for one, which JSON does not."""
     data = msgspec.json.encode(body)
     for raw, escaped in LINE_BREAKS:
         data = data.replace(raw, escaped)
     return b"data: " + data + b"\n\n"
+
+
+def named_event(body: object) -> bytes:
+    """One event that is called what the `type` of its body says."""
+    name = body.get("type") if isinstance(body, dict) else None
+    return (b"" if name is None else f"event: {name}\n".encode()) + event(body)
+
+
+def _error_body(found: Failure) -> object:
+    return found.body
+
+
+@attrs.frozen(kw_only=True)
+class EventStyle:
+    """How one API writes its events.
+
+    Attributes:
+        encode: one event's bytes.
+        failed: the body of the one event that tells a failure.
+        end: what follows the last event of a stream that did not fail.
+    """
+
+    encode: Callable[[object], bytes] = event
+    failed: Callable[[Failure], object] = _error_body
+    end: bytes = DONE
 
 
 class EventStream(Response):
@@ -45,10 +71,11 @@ class EventStream(Response):
         self,
         deltas: AsyncGenerator[ChoiceDelta, None],
         *,
-        chunks: Callable[[ChoiceDelta], Iterable[msgspec.Struct]],
-        last: Callable[[], Iterable[msgspec.Struct]],
+        chunks: Callable[[ChoiceDelta], Iterable[object]],
+        last: Callable[[], Iterable[object]],
         limit_s: float,
         headers: tuple[tuple[bytes, bytes], ...] = (),
+        style: EventStyle = EventStyle(),
     ) -> None:
         """
         Args:
@@ -62,6 +89,7 @@ class EventStream(Response):
         self._last = last
         self._limit_s = limit_s + GRACE_S
         self._head = (*HEADERS, *headers)
+        self._style = style
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientGone):
@@ -80,16 +108,16 @@ class EventStream(Response):
                     await self._send(send, self._chunks(first))
                     async for delta in deltas:
                         await self._send(send, self._chunks(delta))
-                    await self._send(send, self._last(), end=DONE)
+                    await self._send(send, self._last(), end=self._style.end)
             except TimeoutError:
                 # The client does not read, so it cannot be told: the server closes the unfinished response.
                 raise ClientGone from None
             except Exception as exc:  # told in the stream, which then closes
-                await send({"type": "http.response.body", "body": event(failure(exc).body)})
+                await send({"type": "http.response.body", "body": self._style.encode(self._style.failed(failure(exc)))})
             else:
                 await send({"type": "http.response.body", "body": b""})
 
-    async def _send(self, send: Send, bodies: Iterable[msgspec.Struct], end: bytes = b"") -> None:
-        data = b"".join([event(body) for body in bodies]) + end
+    async def _send(self, send: Send, bodies: Iterable[object], end: bytes = b"") -> None:
+        data = b"".join([self._style.encode(body) for body in bodies]) + end
         if data:
             await send({"type": "http.response.body", "body": data, "more_body": True})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import bisect
+import itertools
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import attrs
@@ -110,3 +112,15 @@ def reasoning_parser(tags: ReasoningTags, answer: OutputParser, *, opened: bool)
     """
     inside = opened or tags.implied
     return ReasoningParser(tags=tags, answer=answer, state=ReasoningState(inside=inside))
+
+
+def reasoning_tokens(pieces: Sequence[bytes], tags: ReasoningTags, *, opened: bool) -> int:
+    """How many of an output's tokens, whose bytes are `pieces`, are reasoning, its tags among them."""
+    text = b"".join(pieces)
+    if not (opened or tags.implied or text.lstrip().startswith(tags.opens.encode())):
+        return 0
+    closed = text.find(tags.closes.encode())
+    if closed < 0:
+        return len(pieces)
+    ends = list(itertools.accumulate(map(len, pieces)))
+    return bisect.bisect_left(ends, closed + len(tags.closes.encode())) + 1
