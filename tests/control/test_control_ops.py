@@ -33,9 +33,9 @@ def test_the_pause_state_machine_joins_escalates_and_refuses() -> None:
     assert send(pause(1, PauseMode.WAIT)) == []
     assert send(pause(2, PauseMode.WAIT)) == []
     assert send(pause(3, PauseMode.ABORT)) == []
-    ops.resolve(drained=False)
+    ops.resolve(drained=False, empty=lambda: True)
     assert ops.take_replies() == ()
-    ops.resolve(drained=True)
+    ops.resolve(drained=True, empty=lambda: True)
     assert [(r.call_id, r.success) for r in ops.take_replies()] == [(1, True), (2, True), (3, True)]
     assert send(pause(4, PauseMode.ABORT)) == [(4, True)]
     assert send(pause(5, PauseMode.KEEP)) == [(5, False)]

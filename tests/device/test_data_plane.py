@@ -19,7 +19,7 @@ from tokenspeed.device.capture import Strict
 from tokenspeed.device.data_plane import THREAD_NAME, HostDataPlane, open_data_plane
 from tokenspeed.device.handle import CacheOps, cache_ops_from_plan
 from tokenspeed.errors import InvariantBroken
-from tokenspeed.plane.messages import DiskWeights, WeightsGroup
+from tokenspeed.plane.operations import DiskWeights, WeightsGroup
 from tokenspeed.plane.plan import Dispatch, ExecutionPlan, GroupBlocks, StorageOp, StorageVerb, WriteBackOp
 from tokenspeed.plane.ports import DataPlane, DeviceHandle, Ticket
 from tokenspeed.plane.results import CacheAcks

@@ -144,13 +144,13 @@ class HandRank:
         )
 
     def versions(self, rid: str) -> set[str]:
-        """The weight versions of the batches that had tokens of `rid`."""
-        return {
-            batch.weight_version
-            for batch in self.link.sent
-            for name, ids in zip(batch.rids, batch.output_ids, strict=True)
-            if name == rid and ids
-        }
+        """The weights' versions under which `rid` got tokens; a version is told when it changes."""
+        version, found = "", set[str]()
+        for batch in self.link.sent:
+            version = batch.weight_version or version
+            if any(name == rid and ids for name, ids in zip(batch.rids, batch.output_ids, strict=True)):
+                found.add(version)
+        return found
 
 
 @contextmanager

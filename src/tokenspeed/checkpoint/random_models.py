@@ -153,19 +153,26 @@ RANDOM_MODELS: Mapping[str, ModelConfig] = MappingProxyType(
 )
 
 
-def open_random_checkpoint(name: str, *, served_name: str) -> Checkpoint:
-    """The preset `name`; the same name gives the same weights everywhere.
+def is_random_model(name: str) -> bool:
+    """Whether `name` is a preset, or one with other weights: ``NAME@SEED``."""
+    preset, at, seed = name.partition("@")
+    return preset in RANDOM_MODELS and (seed.isascii() and seed.isdigit() if at else True)
 
-    Raises: ModelError: no such preset; the text lists them.
+
+def open_random_checkpoint(name: str, *, served_name: str) -> Checkpoint:
+    """The preset `name`, or ``NAME@SEED``; the same name gives the same weights everywhere.
+
+    Raises: ModelError: no such preset, or a seed that is no number; the text lists the presets.
     """
-    if name not in RANDOM_MODELS:
-        raise ModelError(f"random:{name}: no such preset; there are {', '.join(RANDOM_MODELS)}")
+    preset, _, seed = name.partition("@")
+    if not is_random_model(name):
+        raise ModelError(f"random:{name}: no such preset; there are {', '.join(RANDOM_MODELS)}, each also as NAME@SEED")
     return Checkpoint(
         kind=CheckpointKind.RANDOM,
         path=None,
         name=name,
         served_name=served_name,
-        config=RANDOM_MODELS[name],
+        config=RANDOM_MODELS[preset],
         weight_files=(),
         generation=SamplingParams(),
         eos_token_ids=(EOS_ID, END_ID),
@@ -175,5 +182,5 @@ def open_random_checkpoint(name: str, *, served_name: str) -> Checkpoint:
         chat_template=CHAT_TEMPLATE,
         special_tokens=(("bos_token", SPECIALS[0]), ("eos_token", SPECIALS[1]), ("pad_token", SPECIALS[-1])),
         tokenizer=TokenizerBytes(specials=SPECIALS, prefix_ids=(BOS_ID,)),
-        seed=zlib.crc32(name.encode()),
+        seed=int(seed) if seed else zlib.crc32(preset.encode()),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 
 from tokenspeed.checkpoint.progress import Progress
-from tokenspeed.checkpoint.random_models import RANDOM_MODELS
+from tokenspeed.checkpoint.random_models import RANDOM_MODELS, is_random_model
 from tokenspeed.checkpoint.resolved import CheckpointKind, Located
 from tokenspeed.errors import ModelError
 
@@ -52,13 +52,13 @@ class LocalSource:
 
 @attrs.frozen(kw_only=True, eq=False)
 class RandomSource:
-    """``random:NAME``."""
+    """``random:NAME`` or ``random:NAME@SEED``."""
 
     def claims(self, source: str) -> bool:
         return source.startswith("random:")
 
     def locate(self, source: str, progress: Progress) -> Located:
         name = source.removeprefix("random:")
-        if name not in RANDOM_MODELS:
+        if not is_random_model(name):
             raise ModelError(f"model {source}: no such preset; there are {', '.join(RANDOM_MODELS)}")
         return Located(kind=CheckpointKind.RANDOM, path=None, name=name)

@@ -1,13 +1,17 @@
-"""Operations a frontend asks for: pauses and resumes, cache flushes, and what is not carried out here.
+"""Operations a frontend asks for: pauses and resumes, cache flushes, memory and weights, questions.
 
-Owns the pause state, the requests buffered by it and the queue of flushes. `route` reads a round's
-messages in order of arrival, so that requests ahead of an operation stay ahead of it (IS-1).
+`route` reads a round's messages in order of arrival: requests ahead of an operation stay ahead of it (IS-1).
+Requests are held back while a pause or an operation drains, while the engine is paused, and while
+memory is released. They are let go when none of this is so, in order of arrival.
 """
 
 from __future__ import annotations
 
 import enum
+import json
 from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
 
 import attrs
 
@@ -23,6 +27,27 @@ from tokenspeed.plane.messages import (
     ResumeOp,
     UnsupportedOp,
 )
+from tokenspeed.plane.operations import (
+    FIRST_WEIGHT_VERSION,
+    WEIGHTS,
+    AskOp,
+    CloseGroupOp,
+    DrainedOp,
+    OpenGroupOp,
+    ProfileOp,
+    Question,
+    ReleaseMemoryOp,
+    ResumeMemoryOp,
+    StartProfileOp,
+    StopProfileOp,
+    UpdateWeightsOp,
+    WeightVersionOp,
+)
+
+QueuedOp: TypeAlias = DrainedOp | ResumeMemoryOp | OpenGroupOp | CloseGroupOp
+"""Carried out one after the other; all but resumes and groups once nothing runs."""
+
+NO_WEIGHTS = "the engine has no weights: they were forgotten by a release; update them first"
 
 
 class Phase(enum.Enum):
@@ -41,14 +66,21 @@ class Routed:
     Attributes:
         requests: to be admitted now, in order of arrival.
         aborts: ids whose clients went away.
-        refusals: requests that found the pause buffer full.
-        abort_ahead: how many of `requests` stood ahead of an abort pause; -1: no such pause began.
+        prefixes: likewise, all ids that begin so.
+        refusals: requests that found no room, no weights, or were given up while they were held back.
+        abort_ahead: how many of `requests` stood ahead of the last message that ends everything
+            before it; -1: there was none.
+        abort_why: told to those.
+        profiles: starts and stops of recordings.
     """
 
     requests: tuple[GenerateRequest, ...]
     aborts: tuple[str, ...]
     refusals: tuple[Refusal, ...]
+    prefixes: tuple[str, ...] = ()
     abort_ahead: int = -1
+    abort_why: str = ""
+    profiles: tuple[ProfileOp, ...] = ()
 
 
 NOTHING_SAID = Routed(requests=(), aborts=(), refusals=())
@@ -61,11 +93,45 @@ class WaitingFlush:
 
 
 @attrs.define(eq=False)
+class Sorting:
+    """One round's messages while they are read. Writer: ControlOps, within one `route`."""
+
+    requests: list[GenerateRequest] = attrs.field(factory=list[GenerateRequest])
+    aborts: list[str] = attrs.field(factory=list[str])
+    prefixes: list[str] = attrs.field(factory=list[str])
+    refusals: list[Refusal] = attrs.field(factory=list[Refusal])
+    profiles: list[ProfileOp] = attrs.field(factory=list[ProfileOp])
+    abort_ahead: int = -1
+    abort_why: str = ""
+
+    def end_all_ahead(self, why: str) -> None:
+        self.abort_ahead, self.abort_why = len(self.requests), why
+
+    def sorted(self) -> Routed:
+        return Routed(
+            requests=tuple(self.requests),
+            aborts=tuple(self.aborts),
+            refusals=tuple(self.refusals),
+            prefixes=tuple(self.prefixes),
+            abort_ahead=self.abort_ahead,
+            abort_why=self.abort_why,
+            profiles=tuple(self.profiles),
+        )
+
+
+@attrs.define(eq=False)
 class PauseState:
     """Writer: ControlOps.
 
-    `held` is bounded by ``max_buffered``, the rest by the calls a frontend has open. `replies` wait
-    for the end of their round.
+    `held` is bounded by ``max_buffered``, the rest by a frontend's open calls. `replies` wait for their round's end.
+
+    Attributes:
+        queue: operations to come; the engine drains for the first of them.
+        drained: at the end of the last round nothing ran, and the queue was not empty.
+        released: tags of regions whose memory was given back.
+        usable: False from a release that forgot the weights until an update brought others.
+        version: of the weights in force; `told`: the one that the frontend knows.
+        updates: how many there were.
     """
 
     phase: Phase = Phase.SERVING
@@ -74,6 +140,13 @@ class PauseState:
     held: dict[str, GenerateRequest] = attrs.field(factory=dict[str, GenerateRequest])
     flushes: deque[WaitingFlush] = attrs.field(factory=deque[WaitingFlush])
     replies: list[ControlReply] = attrs.field(factory=list[ControlReply])
+    queue: deque[QueuedOp] = attrs.field(factory=deque[QueuedOp])
+    drained: bool = False
+    released: frozenset[str] = frozenset()
+    usable: bool = True
+    version: str = FIRST_WEIGHT_VERSION
+    told: str = ""
+    updates: int = 0
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -83,42 +156,81 @@ class ControlOps:
 
     @property
     def frozen(self) -> bool:
-        """No forward may run (a keep pause)."""
-        return self.state.phase is Phase.FROZEN
+        """No forward may run: a keep pause, or memory that is not there."""
+        return self.state.phase is Phase.FROZEN or bool(self.state.released)
 
     @property
     def busy(self) -> bool:
-        """A drain or a flush waits, so that a round may have something to resolve."""
-        return self.state.phase is Phase.DRAINING or bool(self.state.flushes)
+        """A drain, a flush or an operation waits, so that a round may have something to resolve."""
+        return self.state.phase is Phase.DRAINING or bool(self.state.flushes) or bool(self.state.queue)
+
+    @property
+    def drains(self) -> bool:
+        """Something waits until nothing runs: a pause, or an operation."""
+        return self.state.phase is Phase.DRAINING or bool(self.state.queue)
+
+    @property
+    def holds_back(self) -> bool:
+        """New requests are not admitted."""
+        state = self.state
+        return state.phase is not Phase.SERVING or bool(state.queue) or bool(state.released)
+
+    @property
+    def due(self) -> bool:
+        """The next round has something to do, whatever arrives; a flush waits for what wakes the loop."""
+        return self._turn_has_come or (bool(self.state.held) and not self.holds_back)
 
     def buffers(self, rid: str) -> bool:
         return rid in self.state.held
 
+    def version_to_tell(self) -> str:
+        """The weights' version if the frontend does not know it yet, else ""."""
+        state = self.state
+        if state.told == state.version:
+            return ""
+        state.told = state.version
+        return state.version
+
     def route(self, messages: tuple[FrontendMessage, ...], *, now_s: float) -> Routed:
-        if not messages:
+        let_go = bool(self.state.held) and not self.holds_back
+        if not messages and not let_go:
             return NOTHING_SAID
-        requests: list[GenerateRequest] = []
-        aborts: list[str] = []
-        refusals: list[Refusal] = []
-        abort_ahead = -1
+        found = Sorting()
+        if let_go:
+            self._let_go(found)
         for message in messages:
             match message:
                 case GenerateRequest():
-                    self._admit_or_hold(message, requests, refusals)
-                case AbortRequest(rids=rids):
-                    # A buffered request leaves the buffer and has nothing to abort further in.
-                    aborts.extend(rid for rid in rids if self.state.held.pop(rid, None) is None)
+                    self._admit_or_hold(message, found)
+                case AbortRequest():
+                    self._abort(message, found)
                 case PauseOp():
                     if self._pause(message) and message.mode is PauseMode.ABORT:
-                        abort_ahead = len(requests)
+                        found.end_all_ahead("the engine was paused")
                 case ResumeOp():
-                    requests.extend(self._resume(message))
+                    self._resume(message, found)
                 case FlushCacheOp():
                     self.state.flushes.append(WaitingFlush(op=message, until_s=now_s + message.timeout_s))
+                case UpdateWeightsOp() | WeightVersionOp():
+                    self.state.queue.append(message)
+                    if message.abort:
+                        found.end_all_ahead("the weights are being updated")
+                case ReleaseMemoryOp() | ResumeMemoryOp() | OpenGroupOp() | CloseGroupOp():
+                    self._queue(message)
+                case StartProfileOp() | StopProfileOp():
+                    found.profiles.append(message)
+                case AskOp(call_id=call_id, question=question):
+                    self._answer(call_id, success=True, message=json.dumps(self._told(question)))
                 case UnsupportedOp(call_id=call_id, method=method):
                     text = f"{method}: not supported by this engine yet"
                     self._answer(call_id, success=False, message=text)
-        return Routed(requests=tuple(requests), aborts=tuple(aborts), refusals=tuple(refusals), abort_ahead=abort_ahead)
+        return found.sorted()
+
+    # ---- what the round carries out -----------------------------------------------------------
+
+    def operation_waiting(self) -> bool:
+        """A flush, or an operation whose turn has come."""
+        return bool(self.state.flushes) or self._turn_has_come
 
     def flush_waiting(self) -> bool:
         return bool(self.state.flushes)
@@ -139,43 +251,120 @@ class ControlOps:
         """When a waiting flush runs out of time, on the loop's clock."""
         return min((flush.until_s for flush in self.state.flushes), default=None)
 
-    def resolve(self, *, drained: bool) -> None:
-        """End a drain once the scheduler holds nothing and nothing is in flight."""
-        if self.state.phase is Phase.DRAINING and drained:
-            self.state.phase = Phase.PAUSED
-            for call_id in self.state.drain_calls:
+    def take_operation(self) -> QueuedOp | None:
+        """The operation whose turn has come, with the tags that still concern it; `carried_out` takes the outcome."""
+        state = self.state
+        while self._turn_has_come:
+            op = state.queue.popleft()
+            if isinstance(op, ReleaseMemoryOp):
+                op = attrs.evolve(op, tags=tuple(tag for tag in op.tags if tag not in state.released))
+            elif isinstance(op, ResumeMemoryOp):
+                wanted = op.tags or tuple(state.released)
+                op = attrs.evolve(op, tags=tuple(tag for tag in wanted if tag in state.released))
+            elif isinstance(op, UpdateWeightsOp) and WEIGHTS in state.released:
+                text = "update_weights: the weights' memory is released; resume it first"
+                self._answer(op.call_id, success=False, message=text)
+                continue
+            if isinstance(op, ReleaseMemoryOp | ResumeMemoryOp) and not op.tags:
+                self._answer(op.call_id, success=True)  # as it is already
+                continue
+            return op
+        state.drained = False
+        return None
+
+    def restores(self) -> bool:
+        """A resume brings weights back."""
+        return self.state.usable
+
+    def carried_out(self, op: QueuedOp, refusal: str) -> None:
+        """Note what became of `op`: "", or why nothing has changed."""
+        state = self.state
+        if refusal:
+            self._answer(op.call_id, success=False, message=refusal)
+            return
+        match op:
+            case ReleaseMemoryOp(tags=tags, restore=restore):
+                state.released |= set(tags)
+                state.usable = state.usable and (restore or WEIGHTS not in tags)
+            case ResumeMemoryOp(tags=tags):
+                state.released -= set(tags)
+            case UpdateWeightsOp(version=version):
+                state.updates += 1
+                state.usable = True
+                state.version = version if version is not None else str(state.updates)
+            case WeightVersionOp(version=version):
+                state.version = version
+        self._answer(op.call_id, success=True)
+
+    def resolve(self, *, drained: bool, empty: Callable[[], bool]) -> None:
+        """End a drain once nothing is in flight and nobody holds anything; `empty`: the scheduler has no request."""
+        state = self.state
+        if state.phase is Phase.DRAINING and drained:
+            state.phase = Phase.PAUSED
+            for call_id in state.drain_calls:
                 self._answer(call_id, success=True)
-            self.state.drain_calls.clear()
+            state.drain_calls.clear()
+        if state.phase is Phase.FROZEN and state.queue and not empty():
+            self._refuse_drains()
+        state.drained = bool(state.queue) and drained
+
+    def tell(self, replies: tuple[ControlReply, ...]) -> None:
+        self.state.replies.extend(replies)
 
     def take_replies(self) -> tuple[ControlReply, ...]:
         replies = tuple(self.state.replies)
         self.state.replies.clear()
         return replies
 
-    def _admit_or_hold(
-        self, request: GenerateRequest, requests: list[GenerateRequest], refusals: list[Refusal]
-    ) -> None:
+    # ---- requests -----------------------------------------------------------------------------
+
+    def _admit_or_hold(self, request: GenerateRequest, found: Sorting) -> None:
         state = self.state
-        if state.phase is Phase.SERVING:
-            requests.append(request)
-        elif request.rid in state.held:
+        if request.rid in state.held:
             # The buffered one is the original; its repeat is dropped like any duplicate (IS-7).
-            requests.append(request)
+            found.requests.append(request)
+        elif not self.holds_back:
+            self._admit(request, found)
         elif len(state.held) >= self.max_buffered:
             text = f"the engine is paused and already buffers {self.max_buffered} requests; retry after the resume"
-            refusals.append(Refusal(rid=request.rid, status=429, message=text))
+            found.refusals.append(Refusal(rid=request.rid, status=429, message=text))
         else:
             state.held[request.rid] = request
+
+    def _admit(self, request: GenerateRequest, found: Sorting) -> None:
+        if self.state.usable:
+            found.requests.append(request)
+        else:
+            found.refusals.append(Refusal(rid=request.rid, status=503, message=NO_WEIGHTS))
+
+    def _let_go(self, found: Sorting) -> None:
+        held = tuple(self.state.held.values())
+        self.state.held.clear()
+        for request in held:
+            self._admit(request, found)
+
+    def _abort(self, abort: AbortRequest, found: Sorting) -> None:
+        """A held request leaves the buffer with an end of its own and has nothing to abort further in."""
+        held = self.state.held
+        gone = [rid for rid in held if abort.every or rid in abort.rids or rid.startswith(abort.prefixes)]
+        for rid in gone:
+            del held[rid]
+            found.refusals.append(Refusal(rid=rid, status=0, message="the request was aborted while it was held back"))
+        found.aborts.extend(rid for rid in abort.rids if rid not in gone)
+        found.prefixes.extend(abort.prefixes)
+        if abort.every:
+            found.end_all_ahead("all requests were aborted")
+
+    # ---- pauses -------------------------------------------------------------------------------
 
     def _pause(self, op: PauseOp) -> bool:
         """Whether the pause began (or escalated) now."""
         state = self.state
+        if text := self._pause_fault(op):
+            self._answer(op.call_id, success=False, message=f"pause {op.mode.value}: {text}")
+            return False
         if state.mode is op.mode:
             self._join(op)
-            return False
-        if state.mode is not None and not (state.mode is PauseMode.WAIT and op.mode is PauseMode.ABORT):
-            text = f"pause {op.mode.value}: the engine is paused in mode {state.mode.value}; resume it first"
-            self._answer(op.call_id, success=False, message=text)
             return False
         state.mode = op.mode
         if op.mode is PauseMode.KEEP:
@@ -186,23 +375,79 @@ class ControlOps:
             state.drain_calls.append(op.call_id)
         return True
 
+    def _pause_fault(self, op: PauseOp) -> str:
+        state = self.state
+        if state.released or any(isinstance(other, ReleaseMemoryOp) for other in state.queue):
+            return "memory is released or about to be; resume it first"
+        if op.mode is PauseMode.KEEP and state.queue:
+            return "an operation waits for running requests, which this pause would stop"
+        escalates = state.mode is PauseMode.WAIT and op.mode is PauseMode.ABORT
+        if state.mode is None or state.mode is op.mode or escalates:
+            return ""
+        return f"the engine is paused in mode {state.mode.value}; resume it first"
+
     def _join(self, op: PauseOp) -> None:
         if self.state.phase is Phase.DRAINING:
             self.state.drain_calls.append(op.call_id)
         else:
             self._answer(op.call_id, success=True)
 
-    def _resume(self, op: ResumeOp) -> tuple[GenerateRequest, ...]:
+    def _resume(self, op: ResumeOp, found: Sorting) -> None:
         state = self.state
         for call_id in state.drain_calls:
             self._answer(call_id, success=False, message="pause: resumed before the drain was over")
         state.drain_calls.clear()
-        released = tuple(state.held.values())
-        state.held.clear()
         state.phase = Phase.SERVING
         state.mode = None
         self._answer(op.call_id, success=True)
-        return released
+        if not self.holds_back:
+            self._let_go(found)
+
+    def _queue(self, op: ReleaseMemoryOp | ResumeMemoryOp | OpenGroupOp | CloseGroupOp) -> None:
+        state = self.state
+        if isinstance(op, ReleaseMemoryOp) and state.mode is PauseMode.KEEP:
+            # Draining would let the frozen requests run, and waking up would end the pause (CP-11).
+            text = "release_memory: requests are frozen by a keep pause; resume it first"
+            self._answer(op.call_id, success=False, message=text)
+        elif isinstance(op, ResumeMemoryOp) and not op.tags and self._draining:
+            self._answer(op.call_id, success=True)  # without effect: the drain's owner decides (CP-20)
+        else:
+            state.queue.append(op)
+
+    @property
+    def _turn_has_come(self) -> bool:
+        queue = self.state.queue
+        return bool(queue) and (self.state.drained or not isinstance(queue[0], DrainedOp))
+
+    @property
+    def _draining(self) -> bool:
+        return self.state.phase is Phase.DRAINING or any(isinstance(op, DrainedOp) for op in self.state.queue)
+
+    def _refuse_drains(self) -> None:
+        """Frozen requests never end, so nothing may wait for them."""
+        state = self.state
+        for op in [op for op in state.queue if isinstance(op, DrainedOp)]:
+            state.queue.remove(op)
+            text = "requests frozen by a keep pause hold the KV of the weights in force; resume or abort them first"
+            self._answer(op.call_id, success=False, message=text)
+
+    def _told(self, question: Question) -> dict[str, object]:
+        state = self.state
+        asleep = bool(state.released) or not state.usable
+        match question:
+            case Question.PAUSED:
+                return {"is_paused": state.mode is not None, "phase": state.phase.value}
+            case Question.SLEEPING:
+                return {"is_sleeping": asleep, "released": sorted(state.released), "weights": state.usable}
+            case Question.WEIGHT_VERSION:
+                return {"weight_version": state.version}
+            case Question.SERVER | Question.HEALTH:
+                return {
+                    "status": "paused" if state.mode is not None else "sleeping" if asleep else "serving",
+                    "weight_version": state.version,
+                    "released": sorted(state.released),
+                    "held_back": len(state.held),
+                }
 
     def _answer(self, call_id: int, *, success: bool, message: str = "") -> None:
         self.state.replies.append(ControlReply(call_id=call_id, success=success, message=message))

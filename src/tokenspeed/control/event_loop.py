@@ -14,10 +14,11 @@ import numpy as np
 from tokenspeed.control.batch_log import BatchLog
 from tokenspeed.control.cache_ops import CacheOps
 from tokenspeed.control.control_ops import ControlOps, Routed
+from tokenspeed.control.device_ops import DeviceOps
 from tokenspeed.control.epd import Epd
 from tokenspeed.control.eplb import Eplb
 from tokenspeed.control.gate import DpStep, Gate
-from tokenspeed.control.grammar import GrammarQueue
+from tokenspeed.control.grammar import GrammarQueue, Settled
 from tokenspeed.control.history import History
 from tokenspeed.control.ingress import Ingress
 from tokenspeed.control.kv_events import KvEvents
@@ -26,6 +27,7 @@ from tokenspeed.control.load import Load
 from tokenspeed.control.output import Output
 from tokenspeed.control.pd import Pd
 from tokenspeed.control.pipeline import Pipeline
+from tokenspeed.control.profiling import Profiling
 from tokenspeed.control.relay import Relay
 from tokenspeed.control.request_stats import RequestStats
 from tokenspeed.plane.messages import Finish
@@ -71,6 +73,8 @@ class EventLoop:
     clock: Clock
     relay: Relay
     control_ops: ControlOps
+    device_ops: DeviceOps
+    profiling: Profiling
     ingress: Ingress
     grammar: GrammarQueue
     epd: Epd
@@ -120,12 +124,14 @@ class EventLoop:
         self.output.refuse(routed.refusals + intake.refusals)
         self._submit(self.epd.stage(self.grammar.queue(intake.rows)))
         self._abort(self.ingress.rows_of(routed.aborts), "the client cancelled the request")
-        self._abort(self._pause_victims(routed), "the engine was paused")
-        self._submit(self.grammar.ready())
+        self._abort(self._rows_to_end(routed), routed.abort_why or "the request was aborted")
+        self._abort(self._compiling_in_a_drain(), "the engine is draining, and this request's grammar was not compiled yet")
+        self._settle(self.grammar.ready())
         self._submit(self.epd.ready())
-        flush = self.gate.passes(waiting=self.control_ops.flush_waiting())
-        if flush:
-            self._flush(now_s)
+        self.control_ops.tell(self.profiling.serve(routed.profiles, self.plane))
+        operation = self.gate.passes(waiting=self.control_ops.operation_waiting())
+        if operation:
+            self._operate(now_s)
 
         # 2. Head: completed cache and storage work, before planning, because admissions may wait for it.
         tick = self.l3.agree(forward=not self.control_ops.frozen)
@@ -141,6 +147,7 @@ class EventLoop:
         self.eplb.note(forwarded=dispatched)
         if dispatched:
             self.plane.note_forwarded()
+        self.profiling.note(self.plane, forwarded=dispatched)
         committed += self._commit_down_to(self.depth if dispatched else 0, events)
         events.extend(self.pd.poll())
 
@@ -152,11 +159,11 @@ class EventLoop:
         self.kv_events.publish(self.scheduler.drain_kv_events())
         self._release_ended(now_s)
         self._send(now_s)
-        self.control_ops.resolve(drained=self._drained)
+        self.control_ops.resolve(drained=self._drained, empty=self._empty)
         for reply in self.control_ops.take_replies():
             self.frontend.reply(reply)
         self.state.stopped = inbox.stop
-        return dispatched or committed > 0 or _moved(plan)
+        return dispatched or committed > 0 or _moved(plan) or self.control_ops.due
 
     # ---- steps of the round -------------------------------------------------------------------
 
@@ -170,6 +177,7 @@ class EventLoop:
         outcome = self.scheduler.submit(rows)
         if isinstance(outcome, Rejected):
             self.output.reject(rows, outcome.message)
+            self.grammar.release(rows)
             for row in rows:
                 self.table.free(row)
         else:
@@ -179,23 +187,51 @@ class EventLoop:
         """End requests before their time: the client is told now, pages return when forwards landed."""
         if rows:
             self.state.ended.extend(self.output.end(rows, Finish.ABORT, message=why))
+            # Those whose grammar still compiles are nobody's; the scheduler does not know them.
+            self.state.retired.extend(self.grammar.cancel(rows))
             # The scheduler stops planning them; it retires each once nothing of it is in flight.
             self.scheduler.abort(rows)
 
-    def _pause_victims(self, routed: Routed) -> tuple[int, ...]:
-        """Every live request ahead of an abort pause of this round, in order of admission."""
-        if routed.abort_ahead < 0:
-            return ()
-        behind = {self.table.row_of(request.rid) for request in routed.requests[routed.abort_ahead :]}
-        rows = (row for row in self.table.by_rid.values() if row not in behind)
-        return tuple(row for row in rows if self.table.output.owned[row])
+    def _settle(self, settled: Settled) -> None:
+        """Requests whose grammar is decided: admitted, or ended with the reason (GR-3)."""
+        for row, status, why in settled.failed:
+            self.state.ended.extend(self.output.end((row,), Finish.ABORT, status=status, message=why))
+            self.state.retired.append(row)
+        self._submit(settled.rows)
 
-    def _flush(self, now_s: float) -> None:
-        # A flush passed the gate: the prefix cache is forgotten, unless requests still hold pages.
+    def _compiling_in_a_drain(self) -> tuple[int, ...]:
+        """A drain does not wait for grammars: those requests end (CP-13)."""
+        return self.grammar.waiting() if self.control_ops.drains else ()
+
+    def _rows_to_end(self, routed: Routed) -> tuple[int, ...]:
+        """Live requests that a message of this round ends without naming each, in order of admission."""
+        if routed.abort_ahead < 0 and not routed.prefixes:
+            return ()
+        ahead = routed.requests[: max(routed.abort_ahead, 0)] if routed.abort_ahead >= 0 else routed.requests
+        behind = {request.rid for request in routed.requests[len(ahead) :]}
+        every = routed.abort_ahead >= 0
+        return tuple(
+            row
+            for rid, row in self.table.by_rid.items()
+            if self.table.output.owned[row] and (rid.startswith(routed.prefixes) or (every and rid not in behind))
+        )
+
+    def _operate(self, now_s: float) -> None:
+        """What passed the gate: a flush, or the operation at the head of the queue."""
+        ops = self.control_ops
+        if ops.flush_waiting():
+            ops.flush_tried(cleared=self._clear_cache(), now_s=now_s)
+        op = ops.take_operation()
+        if op is not None:
+            refusal = self.device_ops.carry_out(op, self.plane, clear=self._clear_cache, restore=ops.restores())
+            ops.carried_out(op, refusal)
+
+    def _clear_cache(self) -> bool:
+        # Every tier forgets what it holds, unless somebody holds blocks of it; nothing else changes then.
         cleared = self.scheduler.clear_cache()
         if cleared:
             self.plane.flush_cache()
-        self.control_ops.flush_tried(cleared=cleared, now_s=now_s)
+        return cleared
 
     def _plan_and_dispatch(self, events: list[SchedulerEvent], now_s: float) -> tuple[ExecutionPlan, bool]:
         """Plan a round and queue its device work. Returns the plan and whether a forward went out.
@@ -231,7 +267,7 @@ class EventLoop:
             seats=seats,
             logprobs=self.output.logprob_plan(batch),
             histories=self.history.seeds(plan),
-            grammars=self.grammar.advances(batch),
+            grammars=self.grammar.plan(plan),
         )
 
     def _finish_planned_ends(self, plan: ExecutionPlan) -> None:
@@ -251,6 +287,7 @@ class EventLoop:
         while len(self.state.in_flight) > depth:
             flight = self.state.in_flight.popleft()
             result = self.pipeline.adopt_last_stage(self.plane.commit(flight.ticket))
+            result = self.grammar.adopt(flight.batch, result)
             landed = self.output.commit(flight.batch, result)
             self.state.ended.extend(landed.finished)
             events.append(landed)
@@ -271,6 +308,7 @@ class EventLoop:
             rows = tuple(self.state.ended)
             self.state.ended.clear()
             self.request_stats.ended(rows, now_s=now_s)
+            self.grammar.release(rows)
             self.plane.release(rows, tuple(self.table.schedule.slot[list(rows)].tolist()))
         # Behind the release and the statistics, which read the rows.
         for row in self.state.retired:
@@ -283,6 +321,8 @@ class EventLoop:
         due = self.load.due(report, with_output=self.output.has_output, now_s=now_s)
         message = self.output.take(due)
         if message is not None:
+            if version := self.control_ops.version_to_tell():
+                message = attrs.evolve(message, weight_version=version)
             self.frontend.send(message)
         if due is not None:
             self.meter.reported(due)
@@ -307,12 +347,15 @@ class EventLoop:
     # ---- questions ----------------------------------------------------------------------------
 
     def _waiting(self) -> int:
-        return self.scheduler.sizes().waiting
+        return self.scheduler.sizes().waiting + len(self.grammar.waiting())
 
     @property
     def _drained(self) -> bool:
         if not self.control_ops.busy or self.state.in_flight or self.cache_ops.open:
             return False
+        return self._empty()
+
+    def _empty(self) -> bool:
         return self.scheduler.sizes().held == 0
 
     def _sleep(self) -> None:

@@ -39,7 +39,7 @@ from tokenspeed.device.guards import UNWATCHED, SyncDebug, sync_debug
 from tokenspeed.device.handle import CacheOps, cache_ops_from_plan
 from tokenspeed.device.jit_monitor import NO_COMPILATIONS, JitMonitor
 from tokenspeed.errors import DeviceLost, InvariantBroken
-from tokenspeed.plane.messages import WeightsGroup, WeightsSource
+from tokenspeed.plane.operations import WeightsGroup, WeightsSource
 from tokenspeed.plane.plan import Dispatch, ExecutionPlan
 from tokenspeed.plane.ports import DeviceHandle, Landing, Ticket, Wakeup, completion_query
 from tokenspeed.plane.results import CacheAcks, ForwardResult

@@ -18,7 +18,7 @@ from tokenspeed.device.profile import Profiler
 from tokenspeed.device.step import AllReady, LayersReady
 from tokenspeed.device.weights.update import FixedOccupancy, Occupancy
 from tokenspeed.errors import InvariantBroken
-from tokenspeed.plane.messages import WeightsGroup, WeightsSource
+from tokenspeed.plane.operations import WeightsGroup, WeightsSource
 from tokenspeed.plane.plan import (
     BlockCopy,
     BlockGrants,

@@ -10,27 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NewType, Protocol, TypeVar, runtime_checkable
 
-from tokenspeed.plane.messages import (
-    ControlReply,
-    EngineEvent,
-    EngineInfo,
-    FrontendMessage,
-    LoadReport,
-    OutputBatch,
-    WeightsGroup,
-    WeightsSource,
-)
+from tokenspeed.plane.messages import ControlReply, EngineEvent, EngineInfo, FrontendMessage, LoadReport, OutputBatch
+from tokenspeed.plane.operations import WeightsGroup, WeightsSource
 from tokenspeed.plane.plan import Dispatch, ExecutionPlan, StorageOp
-from tokenspeed.plane.results import (
-    CacheAcks,
-    ForwardResult,
-    HeadFacts,
-    KvEvent,
-    SchedulerEvent,
-    Sizes,
-    StorageReport,
-    SubmitResult,
-)
+from tokenspeed.plane.results import CacheAcks, ForwardResult, KvEvent, SchedulerEvent, Sizes, StorageReport
+from tokenspeed.plane.scheduling import Scheduler, SchedulingPolicy
 
 Ticket = NewType("Ticket", int)
 """Names one queued forward; rises by one an `execute`."""
@@ -217,87 +201,6 @@ class Landing(Protocol):
 
 
 @runtime_checkable
-class Scheduler(Protocol):
-    """Plans rounds. Deterministic: no clock, no randomness, no threads (SP-1, SP-3).
-
-    Requests are named by their row in the request table. Only the round calls the mutating methods
-    (``submit, abort, next_execution_plan, advance_head, advance, clear_cache, drain_kv_events``).
-    """
-
-    def submit(self, rows: Sequence[int]) -> SubmitResult:
-        """Take all of `rows` or none; the whole batch is validated first (IS-19..22)."""
-        ...
-
-    def holds(self, row: int) -> bool:
-        """Whether the row is still the scheduler's: from submit until the plan after its end (SP-5)."""
-        ...
-
-    def abort(self, rows: Sequence[int]) -> None:
-        """End these; unknown rows are ignored. Pages return once their forwards landed (SP-54)."""
-        ...
-
-    def next_execution_plan(self) -> ExecutionPlan:
-        """Plan a round; admits, retracts, evicts and drops ended requests on the way."""
-        ...
-
-    def advance_head(self, facts: HeadFacts) -> None: ...
-
-    def advance(self, events: Sequence[SchedulerEvent]) -> None: ...
-
-    def sizes(self) -> Sizes: ...
-
-    @property
-    def num_usable_pages(self) -> int:
-        """LCM parents without the null parent."""
-        ...
-
-    def empty_lcm_blocks(self) -> int:
-        """Parents that hold nothing; O(1)."""
-        ...
-
-    def active_lcm_blocks(self) -> int:
-        """Parents used by live requests; walks their tables."""
-        ...
-
-    def available_lcm_blocks(self) -> int:
-        """Parents that could be granted (empty or cached only); diagnostics."""
-        ...
-
-    def can_clear_cache(self) -> bool: ...
-
-    def clear_cache(self) -> bool:
-        """Forget the prefix cache if no request holds pages; False: not now."""
-        ...
-
-    def drain_kv_events(self) -> tuple[KvEvent, ...]:
-        """Net changes of the prefix cache since the last drain."""
-        ...
-
-
-@runtime_checkable
-class SchedulingPolicy(Protocol):
-    """Orders the waiting queue: the part of a scheduler that deployments like to replace."""
-
-    def key(
-        self, *, order: int, priority: int, prompt_len: int, waited_rounds: int, cached_tokens: int
-    ) -> tuple[float, ...]:
-        """Smaller is admitted earlier. Must not depend on anything but its arguments.
-
-        Args:
-            order: admission number, rising.
-            waited_rounds: plans built since the request began to wait.
-            cached_tokens: of the prompt, found in the prefix cache when last looked; 0 unless
-                `wants_cached_tokens`.
-        """
-        ...
-
-    @property
-    def wants_cached_tokens(self) -> bool:
-        """Whether `key` looks at `cached_tokens`; it is not computed for policies that do not."""
-        ...
-
-
-@runtime_checkable
 class FrontendLink(Protocol):
     """An engine's end of the frontend wire. `receive`, `send` and `reply` never block."""
 
@@ -398,21 +301,6 @@ class StorageExecutor(Protocol):
 
 
 @runtime_checkable
-class GrammarCompiler(Protocol):
-    """Compiles grammars off the round; matchers never leave the room that owns them."""
-
-    def submit(self, rid: str, kind: str, source: str) -> None: ...
-
-    def ready(self) -> tuple[tuple[str, str], ...]:
-        """(rid, error text or "") of compilations that ended since the last call."""
-        ...
-
-    def cancel(self, rid: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
-@runtime_checkable
 class KvEventSink(Protocol):
     """Takes one batch of cache events a round; must not block (PT-12)."""
 
@@ -456,7 +344,6 @@ __all__ = [
     "DeviceHandle",
     "EngineLink",
     "FrontendLink",
-    "GrammarCompiler",
     "KvEventSink",
     "Landing",
     "Mesh",

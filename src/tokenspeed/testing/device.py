@@ -5,7 +5,8 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from tokenspeed.plane.messages import Int32Array, WeightsGroup, WeightsSource
+from tokenspeed.plane.messages import Int32Array
+from tokenspeed.plane.operations import WeightsGroup, WeightsSource
 from tokenspeed.plane.plan import FROM_DEVICE, Dispatch, ExecutionPlan, ForwardBatch
 from tokenspeed.plane.ports import Wakeup
 from tokenspeed.plane.results import NO_ACKS, CacheAcks, ForwardResult

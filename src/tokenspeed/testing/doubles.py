@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 import attrs
 
 from tokenspeed.errors import InvariantBroken
-from tokenspeed.plane.messages import ControlReply, FrontendMessage, OutputBatch, WeightsGroup, WeightsSource
+from tokenspeed.plane.messages import ControlReply, FrontendMessage, OutputBatch
+from tokenspeed.plane.operations import WeightsGroup, WeightsSource
 from tokenspeed.plane.plan import Dispatch, ExecutionPlan, ForwardBatch
 from tokenspeed.plane.ports import Ticket, completion_query
 from tokenspeed.plane.results import NO_ACKS, CacheAcks, ForwardResult, KvEvent

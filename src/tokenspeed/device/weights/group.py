@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import GroupName, PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from tokenspeed.errors import ModelError
-from tokenspeed.plane.messages import GroupWeights, WeightsGroup
+from tokenspeed.plane.operations import GroupWeights, WeightsGroup
 
 _DTYPES = ("float32", "float16", "bfloat16")
 

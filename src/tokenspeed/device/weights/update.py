@@ -28,7 +28,7 @@ from tokenspeed.device.weights.group import UpdateGroups
 from tokenspeed.device.weights.origin import checkpoint_at
 from tokenspeed.device.weights.overlay import OverlaidCheckpoint, overlaid
 from tokenspeed.errors import InvariantBroken, ModelError, NotSupported, TokenspeedError
-from tokenspeed.plane.messages import (
+from tokenspeed.plane.operations import (
     KV_CACHE,
     WEIGHTS,
     DiskWeights,
