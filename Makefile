@@ -26,7 +26,7 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[dev,smg]'
 	@touch $@ $(VENV)/installed
 
 serve: $(VENV)/installed

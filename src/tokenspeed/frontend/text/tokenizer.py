@@ -10,7 +10,7 @@ import attrs
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tokenspeed.checkpoint.open import Checkpoint
-from tokenspeed.checkpoint.tokenizer_data import TokenizerBytes, TokenizerGguf, TokenizerJson
+from tokenspeed.checkpoint.tokenizer_data import TokenizerBytes, TokenizerData, TokenizerGguf, TokenizerJson
 from tokenspeed.errors import RequestError
 from tokenspeed.frontend.text.pieces import BYTE_SIGNS, ByteLevelPieces
 from tokenspeed.frontend.text.tokenizer_gguf import tokenizer_from_gguf
@@ -128,15 +128,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
 
     Raises: ModelError: damaged data, or a kind of tokenizer this build does not know.
     """
-    match checkpoint.tokenizer:
-        case TokenizerJson(path=path):
-            built = tokenizer_from_json(path)
-        case TokenizerGguf(gguf=gguf):
-            built = tokenizer_from_gguf(gguf)
-        case TokenizerBytes(specials=specials):
-            built = tokenizer_of_bytes(specials)
-        case other:
-            assert_never(other)
+    built = built_tokenizer(checkpoint.tokenizer)
     added = {number: token.special for number, token in built.library.get_added_tokens_decoder().items()}
     return LibraryTokenizer(
         built=built,
@@ -146,6 +138,19 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
         added=MappingProxyType(added),
         prefix_ids=checkpoint.tokenizer.prefix_ids,
     )
+
+
+def built_tokenizer(data: TokenizerData) -> BuiltTokenizer:
+    """The library's tokenizer. Raises: ModelError."""
+    match data:
+        case TokenizerJson(path=path):
+            return tokenizer_from_json(path)
+        case TokenizerGguf(gguf=gguf):
+            return tokenizer_from_gguf(gguf)
+        case TokenizerBytes(specials=specials):
+            return tokenizer_of_bytes(specials)
+        case other:
+            assert_never(other)
 
 
 def tokenizer_of_bytes(specials: Sequence[str]) -> BuiltTokenizer:
