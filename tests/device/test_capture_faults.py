@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from device_doubles import CountingWakeup, FakeHandle, background, batch, cpu_backend, granted, plan, seat
+from futures_rig import FlowLog
 from toy_rig import MAX_LEN, PAGE_TOKENS, PAGES, SLOTS, VOCAB, LoggedBackend, StreamLog, toy_logprobs
 
 from tokenspeed.device.backends.base import DeviceEvent, Job
@@ -22,6 +23,7 @@ from tokenspeed.device.backends.cpu import CpuBackend
 from tokenspeed.device.capture import Strict, Trusting
 from tokenspeed.device.control_guard import control_plane_guard
 from tokenspeed.device.data_plane import open_data_plane
+from tokenspeed.device.executors.futures.executor import futures_executor
 from tokenspeed.device.executors.streams import StreamExecutor, stream_executor
 from tokenspeed.device.executors.tables import BlockTable
 from tokenspeed.device.launch_check import POISON, CheckedLaunches, LaunchCheck, Unchecked, launch_check
@@ -34,6 +36,8 @@ from tokenspeed.plane.plan import FROM_DEVICE, BlockGrants, Dispatch, ForwardBat
 from tokenspeed.plane.ports import Landing
 from tokenspeed.plane.specs import CacheGroupSpec
 from tokenspeed.plane.table import Int64Array
+
+GROUPS = (CacheGroupSpec(block_tokens=PAGE_TOKENS),)
 
 
 @attrs.define(eq=False)
@@ -131,7 +135,7 @@ def rig(check: LaunchCheck) -> Iterator[Rig]:
                 max_num_seqs=SLOTS,
                 max_model_len=MAX_LEN,
                 num_pages=PAGES,
-                groups=(CacheGroupSpec(block_tokens=PAGE_TOKENS),),
+                groups=GROUPS,
             )
 
         executor = attrs.evolve(on_stream(inner.exec_stream, make, "make"), check=check)
@@ -212,6 +216,34 @@ def test_an_input_that_changes_while_the_forward_runs_is_found() -> None:
 
     with pytest.raises(InvariantBroken, match=r"'positions'.*while the forward ran"):
         check.forward(work, prepared, edits)()
+
+
+# ---- the same with futures ------------------------------------------------------------------------
+
+
+@pytest.mark.contract("DP-51")
+def test_planted_fault_inputs_and_the_future_that_a_step_has_taken_are_no_tokens_behind_it() -> None:
+    """A step over futures that looks into the inputs of the step before finds nothing that it could use."""
+    bound = ToyModel(vocab_size=VOCAB).bind(None, num_pages=PAGES, page_tokens=PAGE_TOKENS)
+    step, log = KeepsRows(bound.step), FlowLog()
+    with cpu_backend() as backend:
+        shape = {"max_num_seqs": SLOTS, "max_model_len": MAX_LEN, "num_pages": PAGES, "groups": GROUPS}
+        parts = {"step": step, "pool": bound.pool, "sampler": ToySampler(), "logprobs": toy_logprobs, "log": log}
+        made = on_stream(backend.exec_stream, lambda: futures_executor(backend=backend, **shape, **parts), "make")
+        first = made.forward(
+            batch((0, 0, [5, 6])), granted((0, 0, 1)), Dispatch(seats=(seat(0, prompt_len=2),)), AllReady()
+        )
+        landings = [made.forward(batch((0, at, [FROM_DEVICE])), (), Dispatch(), AllReady()) for at in (2, 3)]
+        tokens = [landing.result().tokens[0] for landing in (first, *landings)]
+        context = [5, 6]
+        for token in tokens:  # what is spoilt is nothing that anybody needs
+            assert token == hash_context(context) % VOCAB
+            context.append(token)
+        assert [set(seen) for seen in step.seen] == [{POISON}, {POISON}]
+        taken = [future for launch in log.launches("forward") for future in launch.inputs]
+        assert [future.unwrap().tolist() for future in taken] == [[POISON]] * 2
+        backend.close()
+        made.close()
 
 
 # ---- a late token for a reused slot ---------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import attrs
 import numpy as np
+import torch
 
 from tokenspeed.device.backends.base import DeviceBuffer, HostArray, Job
 from tokenspeed.device.capture import ENV_SWITCH
@@ -26,12 +27,80 @@ from tokenspeed.plane.plan import ForwardBatch, Seat
 POISON = -0x5A5A5A5B
 """Fits int32 and int64, and is no valid token, position, offset, block or slot."""
 
-READ_BY_LANDING = frozenset({"sampled"})
-"""Fields of `Prepared` that outlive the forward: its result is made with them, by the committing thread."""
+READ_BY_LANDING = frozenset({"sampled", "sampled_positions"})
+"""Fields of `Prepared` that outlive the forward: its result is made with them, by another thread."""
+
+
+class Frozen(Protocol):
+    """Inputs of one forward; called inside its jobs."""
+
+    def begin(self) -> None:
+        """Raises InvariantBroken: an input was changed since the launch."""
+        ...
+
+    def end(self, spent: tuple[torch.Tensor, ...] = ()) -> None:
+        """Nobody reads the inputs any more, nor `spent`. Raises InvariantBroken: one was changed meanwhile."""
+        ...
+
+
+@attrs.frozen(eq=False)
+class NotFrozen:
+    def begin(self) -> None:
+        return None
+
+    def end(self, spent: tuple[torch.Tensor, ...] = ()) -> None:
+        return None
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class FrozenInputs:
+    """`Frozen` by digests.
+
+    Attributes:
+        inputs: every array that the forward reads, with its name.
+        writeable: those of them that could be written before the launch.
+    """
+
+    inputs: tuple[tuple[str, HostArray], ...]
+    digests: tuple[int, ...]
+    writeable: tuple[HostArray, ...]
+
+    def begin(self) -> None:
+        self._compare("between launch and begin")
+        # torch takes no tensor of memory that cannot be written; nothing of it is written all the same.
+        _let_write(self.writeable, allowed=True)
+
+    def end(self, spent: tuple[torch.Tensor, ...] = ()) -> None:
+        self._compare("while the forward ran")
+        for name, array in self.inputs:
+            if name not in READ_BY_LANDING:
+                _let_write((array,), allowed=True)
+                array.fill(POISON)
+        _let_write(self.writeable, allowed=False)
+        for tensor in spent:
+            tensor.fill_(POISON)
+
+    def _compare(self, when: str) -> None:
+        pairs = zip(self.inputs, self.digests, strict=True)
+        changed = [name for (name, array), digest in pairs if _digest(array) != digest]
+        if changed:
+            raise InvariantBroken("an input of a launched forward was changed", inputs=changed, when=when)
+
+
+def freeze(prepared: Prepared, ids: HostArray | None = None) -> FrozenInputs:
+    """`ids`: input ids that are not those of `prepared`. No array of them can be written until the forward begins."""
+    inputs = (*_inputs(prepared), *(() if ids is None or ids is prepared.token_ids else (("ids", ids),)))
+    writeable = tuple(array for _, array in inputs if array.flags.writeable)
+    _let_write(writeable, allowed=False)
+    return FrozenInputs(inputs=inputs, digests=tuple(_digest(array) for _, array in inputs), writeable=writeable)
 
 
 class LaunchCheck(Protocol):
     """Wraps the jobs that an executor submits; ``ts-forward`` calls it, in the order of submission."""
+
+    def freeze(self, prepared: Prepared, ids: HostArray | None = None) -> Frozen:
+        """For a forward of several jobs, the first of which begins and the last ends what is returned."""
+        ...
 
     def forward(self, batch: ForwardBatch, prepared: Prepared, job: Job) -> Job:
         """`job` runs `batch` and reads `prepared`. What is returned raises InvariantBroken where it runs."""
@@ -47,6 +116,9 @@ class LaunchCheck(Protocol):
 @attrs.frozen(eq=False)
 class Unchecked:
     """Costs nothing; for production."""
+
+    def freeze(self, prepared: Prepared, ids: HostArray | None = None) -> Frozen:
+        return NotFrozen()
 
     def forward(self, batch: ForwardBatch, prepared: Prepared, job: Job) -> Job:
         del batch, prepared
@@ -74,23 +146,17 @@ class CheckedLaunches:
 
     seated: Seated = attrs.field(factory=Seated)
 
+    def freeze(self, prepared: Prepared, ids: HostArray | None = None) -> Frozen:
+        return freeze(prepared, ids)
+
     def forward(self, batch: ForwardBatch, prepared: Prepared, job: Job) -> Job:
-        inputs = dict(_inputs(prepared))
-        digests = {name: _digest(array) for name, array in inputs.items()}
-        writeable = [array for array in inputs.values() if array.flags.writeable]
-        _let_write(writeable, allowed=False)
+        frozen = freeze(prepared)
 
         def checked() -> None:
             self._owned(batch)
-            _compare(inputs, digests, "between launch and begin")
-            # torch takes no tensor of memory that cannot be written; nothing of it is written all the same.
-            _let_write(writeable, allowed=True)
+            frozen.begin()
             job()
-            _compare(inputs, digests, "while the forward ran")
-            for name, array in inputs.items():
-                if name not in READ_BY_LANDING:
-                    array.fill(POISON)
-            _let_write(writeable, allowed=False)
+            frozen.end()
 
         return checked
 
@@ -145,12 +211,6 @@ def _digest(array: HostArray) -> int:
     return hash(array.tobytes())
 
 
-def _compare(inputs: Mapping[str, HostArray], digests: Mapping[str, int], when: str) -> None:
-    changed = [name for name, array in inputs.items() if _digest(array) != digests[name]]
-    if changed:
-        raise InvariantBroken("an input of a launched forward was changed", inputs=changed, when=when)
-
-
-def _let_write(arrays: list[HostArray], *, allowed: bool) -> None:
+def _let_write(arrays: tuple[HostArray, ...], *, allowed: bool) -> None:
     for array in arrays:
         array.flags.writeable = allowed

@@ -12,6 +12,7 @@ from tokenspeed.device.executors.ports import Logprobs
 from tokenspeed.device.executors.prepare import Prepared, PromptRows
 from tokenspeed.device.executors.streams import LOGPROB_ROWS
 from tokenspeed.device.host_sync import allow_host_sync
+from tokenspeed.device.launch_check import Frozen, LaunchCheck, launch_check
 from tokenspeed.device.sampling.base import Sampler
 from tokenspeed.device.step import ForwardStep, LayersReady, RaggedRows
 from tokenspeed.errors import InvariantBroken
@@ -30,11 +31,13 @@ class Executed:
 
     Attributes:
         forward: resolved with the logits; itself nothing but their end.
+        frozen: the inputs; begun by the forward's job, ended by sampling's.
     """
 
     inputs: ModelInput
     forward: DeviceFuture
     logits: Logits
+    frozen: Frozen
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -45,16 +48,18 @@ class DeviceStep:
     step: ForwardStep
     sampler: Sampler
     logprobs: Logprobs
+    check: LaunchCheck = attrs.field(factory=launch_check)
 
     def forward(self, inputs: ModelInput, ready: LayersReady, *, blocking: bool) -> Executed:
         """Launch the model over `inputs`; its `input_ids` may be a future that nobody has seen yet."""
-        logits = Logits()
+        logits, given = Logits(), inputs.input_ids
+        frozen = self.check.freeze(inputs.prepared, None if isinstance(given, DeviceFuture) else given)
 
         def job() -> torch.Tensor:
+            frozen.begin()
             logits.values = self._run(inputs.prepared, inputs.input_ids, ready)
             return torch.empty(0, dtype=torch.int64)  # all it hands on is that it ended
 
-        given = inputs.input_ids
         log = self.runtime.log
         if not isinstance(given, DeviceFuture):
             log.moved("input_ids", blocking=blocking)
@@ -69,7 +74,7 @@ class DeviceStep:
         if blocking:
             with allow_host_sync():
                 forward.wait("model output")
-        return Executed(inputs=inputs, forward=forward, logits=logits)
+        return Executed(inputs=inputs, forward=forward, logits=logits, frozen=frozen)
 
     def sample(self, executed: Executed, outputs: Outputs) -> DeviceFuture:
         """Launch sampling; the future is int64 ``[rows sampled]``, padded with zeros where the batch is."""
@@ -79,7 +84,10 @@ class DeviceStep:
         def job() -> torch.Tensor:
             logits = executed.logits.values
             executed.logits.values = None  # the future outlives the step, the logits need not
-            return self._sample(inputs.prepared, logits, outputs, size)
+            sampled = self._sample(inputs.prepared, logits, outputs, size)
+            # Only this step takes the future of the step before as its input.
+            executed.frozen.end((inputs.input_ids.unwrap(),) if isinstance(inputs.input_ids, DeviceFuture) else ())
+            return sampled
 
         return self.runtime.launch(
             job, inputs=(executed.forward,), shape=(size,), dtype=torch.int64, label="sample", to_host=True
