@@ -81,7 +81,7 @@ class FakeServer:
 def build(
     settings: Settings,
     resolved: ResolvedModel,
-    links: Sequence[EngineLink],
+    connect: Callable[[], Sequence[EngineLink]],
     sock: socket.socket,
     *,
     on_ready: Callable[[str], None],
@@ -89,7 +89,7 @@ def build(
 ) -> FakeServer:
     """What the frontend does is written in the model's served name."""
     scratch = Path(settings.model.cache_dir or ".")
-    return FakeServer(resolved.served_name, tuple(links), sock, on_ready, scratch)
+    return FakeServer(resolved.served_name, tuple(connect()), sock, on_ready, scratch)
 
 
 if __name__ == "__main__":

@@ -127,27 +127,32 @@ class HttpFrontend:
 def serve_http(
     settings: Settings,
     resolved: ResolvedModel,
-    links: Sequence[EngineLink],
+    connect: Callable[[], Sequence[EngineLink]],
     sock: socket.socket,
     *,
     on_ready: Callable[[str], None],
     ranks_dir: str | None = None,
 ) -> HttpFrontend:
-    """The HTTP frontend over `links`; reads the tokenizer and the chat template, serves nothing yet.
+    """The HTTP frontend; reads the tokenizer and the chat template, serves nothing yet.
 
+    Args:
+        connect: waits for the engines and gives the links to them; called last, so that what can be
+            read is read while they load.
     Raises: ModelError: the checkpoint's tokenizer or chat template cannot be used.
     """
     checkpoint = open_checkpoint(resolved)
-    prompts = prompt_maker(
-        tokenizer=load_tokenizer(checkpoint),
-        chat=chat_template(checkpoint),
-        workers=text_workers(threads=settings.server.text_threads, limit=settings.server.text_queue),
-        max_model_len=links[0].info.max_model_len,
-    )
+    tokenizer, chat = load_tokenizer(checkpoint), chat_template(checkpoint)
     family = output_family(
         calls=settings.server.tool_parser.value,
         reasoning=settings.server.reasoning_parser.value,
         template=checkpoint.chat_template,
+    )
+    links = connect()
+    prompts = prompt_maker(
+        tokenizer=tokenizer,
+        chat=chat,
+        workers=text_workers(threads=settings.server.text_threads, limit=settings.server.text_queue),
+        max_model_len=links[0].info.max_model_len,
     )
     return HttpFrontend(
         settings=settings,

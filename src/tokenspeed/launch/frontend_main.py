@@ -24,13 +24,16 @@ class Server(Protocol):
 
 
 class BuildServer(Protocol):
-    """How a frontend's process gets its server; see `compose.serving.serve_http`."""
+    """How a frontend's process gets its server; see `compose.serving.serve_http`.
+
+    `connect` waits for the engines.
+    """
 
     def __call__(
         self,
         settings: Settings,
         resolved: ResolvedModel,
-        links: Sequence[EngineLink],
+        connect: Callable[[], Sequence[EngineLink]],
         sock: socket.socket,
         *,
         on_ready: Callable[[str], None],
@@ -43,13 +46,12 @@ def run_frontend(parent: Parent, order: FrontendOrder, build: BuildServer) -> No
     hub = bind_hub(engines=order.engines)
     try:
         parent.report(Bound(address=hub.address))
-        # Without a deadline: engines load for as long as they need, and the launcher watches them.
-        links = hub.wait_for_engines()
         with socket.socket(fileno=order.listener) as sock:
             server = build(
                 order.settings,
                 order.resolved,
-                links,
+                # Without a deadline: engines load for as long as they need, and the launcher watches them.
+                hub.wait_for_engines,
                 sock,
                 on_ready=lambda url: parent.report(Ready(url=url)),
                 ranks_dir=None if order.metrics is None else order.metrics.directory,
@@ -71,7 +73,7 @@ def main() -> int:
     def build(
         settings: Settings,
         resolved: ResolvedModel,
-        links: Sequence[EngineLink],
+        connect: Callable[[], Sequence[EngineLink]],
         sock: socket.socket,
         *,
         on_ready: Callable[[str], None],
@@ -80,7 +82,7 @@ def main() -> int:
         # Imported when the order is there: a fault in it is told to the launcher like any other.
         from tokenspeed.compose.serving import serve_http
 
-        return serve_http(settings, resolved, links, sock, on_ready=on_ready, ranks_dir=ranks_dir)
+        return serve_http(settings, resolved, connect, sock, on_ready=on_ready, ranks_dir=ranks_dir)
 
     return frontend_process(build, sys.argv)
 
