@@ -25,6 +25,22 @@ from tokenspeed.plane.messages import (
     SamplingParams,
     UnsupportedOp,
 )
+from tokenspeed.plane.operations import (
+    AskOp,
+    CloseGroupOp,
+    DiskWeights,
+    GroupWeights,
+    OpenGroupOp,
+    Question,
+    ReleaseMemoryOp,
+    ResumeMemoryOp,
+    StartProfileOp,
+    StopProfileOp,
+    TensorWeights,
+    UpdateWeightsOp,
+    WeightsGroup,
+    WeightVersionOp,
+)
 from tokenspeed.wire.codec import ABORT, ADD, CONTROL, EngineCodec, FrontendCodec
 from tokenspeed.wire.faults import WireError
 from tokenspeed.wire.handshake import decode_registration, encode_registration
@@ -240,8 +256,20 @@ def test_a_reply_has_the_four_fields_a_gateway_insists_on() -> None:
         (["pause", []], PauseOp(call_id=9, mode=PauseMode.ABORT)),
         (["continue_generation", [{}]], ResumeOp(call_id=9)),
         (["resume", []], ResumeOp(call_id=9)),
-        (["update_weights_from_disk", [{"path": "x"}]], UnsupportedOp(call_id=9, method="update_weights_from_disk")),
-        (["start_profile", [{}]], UnsupportedOp(call_id=9, method="start_profile")),
+        (["pause_generation", [{"mode": "in_place"}]], PauseOp(call_id=9, mode=PauseMode.KEEP)),
+        (["collective_rpc", [{}]], UnsupportedOp(call_id=9, method="collective_rpc")),
+        (
+            ["update_weights_from_disk", [{"path": "x"}]],
+            UpdateWeightsOp(call_id=9, source=DiskWeights(path="x")),
+        ),
+        (["sleep", [{"level": 2}]], ReleaseMemoryOp(call_id=9, restore=False)),
+        (["wake_up", [{"tags": ["weights"]}]], ResumeMemoryOp(call_id=9, tags=("weights",))),
+        (["start_profile", [{}]], StartProfileOp(call_id=9, path="profiles")),
+        (
+            ["start_profile", [{"with_stack": True, "activities": ["GPU"]}]],
+            StartProfileOp(call_id=9, path="profiles", wants=("GPU", "with_stack")),
+        ),
+        (["is_paused", []], AskOp(call_id=9, question=Question.PAUSED)),
     ],
 )
 def test_a_call_becomes_the_operation_it_names(call: list[object], op: object) -> None:
@@ -255,8 +283,21 @@ def test_a_call_becomes_the_operation_it_names(call: list[object], op: object) -
     [
         FlushCacheOp(call_id=1, timeout_s=0.5),
         ResumeOp(call_id=1),
-        UnsupportedOp(call_id=1, method="sleep"),
+        UnsupportedOp(call_id=1, method="collective_rpc"),
         *(PauseOp(call_id=1, mode=mode) for mode in PauseMode),
+        ReleaseMemoryOp(call_id=1, tags=("weights",), restore=False),
+        ResumeMemoryOp(call_id=1),
+        UpdateWeightsOp(call_id=1, source=DiskWeights(path="x"), version="7", abort=True),
+        UpdateWeightsOp(call_id=1, source=TensorWeights(blobs=(b"ab", b"c"))),
+        UpdateWeightsOp(call_id=1, source=GroupWeights(group="g", names=("w",), dtypes=("float32",), shapes=((2, 3),))),
+        WeightVersionOp(call_id=1, version="x"),
+        OpenGroupOp(call_id=1, group=WeightsGroup(name="g", address="127.0.0.1:5", rank=1, size=2)),
+        CloseGroupOp(call_id=1, name="g"),
+        StartProfileOp(call_id=1, path="p", steps=3, skip=2),
+        StopProfileOp(call_id=1),
+        *(AskOp(call_id=1, question=question) for question in Question),
+        AbortRequest(prefixes=("a-",)),
+        AbortRequest(every=True),
     ],
 )
 def test_an_operation_sent_by_our_frontend_arrives_as_an_equal_object(op: PauseOp) -> None:
@@ -269,6 +310,15 @@ def test_an_operation_sent_by_our_frontend_arrives_as_an_equal_object(op: PauseO
     [
         (["nope", []], "'nope' is not an operation"),
         (["pause", ["sideways"]], "mode: 'sideways' is not one of abort, wait, keep"),
+        (["pause", ["retract"]], "mode: 'retract' is not one of abort, wait, keep"),
+        (["sleep", [{"level": 3}]], "level"),
+        (["release_memory_occupation", [{"tags": ["kv"]}]], "tags"),
+        (["update_weights_from_disk", [{}]], "path"),
+        (["update_weights_from_disk", ["x"]], "args"),
+        (["update_weights_from_tensor", [{"serialized_named_tensors": ["gASV"]}]], "load_format"),
+        (["update_weights_from_distributed", [{"names": ["a"], "dtypes": [], "shapes": []}]], "names"),
+        (["init_weights_update_group", [{"master_address": "h", "master_port": 1, "rank_offset": 0}]], "rank_offset"),
+        (["start_profile", [{"num_steps": 0}]], "num_steps"),
         (["flush_cache", [-1]], "timeout_s"),
         (["flush_cache", [True]], "timeout_s"),
         (["abort_request", []], "rid"),
@@ -287,7 +337,7 @@ def test_a_call_that_cannot_be_carried_out_is_answered_under_its_id(call: list[o
 
 def test_an_abort_by_call_reaches_the_loop_and_is_answered() -> None:
     arrival = ENGINE.decode([CONTROL, pack([4, "abort_request", [{"rid": "a"}]])])
-    assert arrival.message == AbortRequest(rids=("a",))
+    assert arrival.message == AbortRequest(rids=("a",), prefixes=("a-",))  # a gateway's choices are a-0, a-1, …
     assert arrival.answer == ControlReply(call_id=4, success=True)
 
 

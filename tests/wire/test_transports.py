@@ -100,7 +100,7 @@ def test_messages_arrive_in_the_order_of_sending_and_set_the_wakeup(wire: Wire) 
         PauseOp(call_id=1, mode=PauseMode.WAIT),
         ResumeOp(call_id=2),
         FlushCacheOp(call_id=3, timeout_s=0.25),
-        UnsupportedOp(call_id=4, method="sleep"),
+        UnsupportedOp(call_id=4, method="collective_rpc"),
     ]
     first = request("a", (1, 2), sampling=SamplingParams(temperature=1 / 3, seed=2**63), cache_salt=b"s", priority=-1)
     sent: list[Any] = [first, *ops, AbortRequest(rids=("a", "b")), request("b")]

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import attrs
 
-from tokenspeed.plane.messages import (
-    AbortRequest,
-    ControlOp,
-    ControlReply,
-    FlushCacheOp,
-    PauseMode,
-    PauseOp,
-    ResumeOp,
-    UnsupportedOp,
-)
+from tokenspeed.plane.messages import AbortRequest, ControlOp, ControlReply, UnsupportedOp
 from tokenspeed.wire.faults import WireError
+from tokenspeed.wire.operations import Body, operation_of, told
 
-NOT_CARRIED_OUT = frozenset(
-    {
-        "sleep",
-        "wake_up",
-        "release_memory_occupation",
-        "resume_memory_occupation",
-        "update_weights_from_disk",
-        "update_weights_from_tensor",
-        "update_weights_from_distributed",
-        "init_weights_update_group",
-        "destroy_weights_update_group",
-        "update_weight_version",
-        "collective_rpc",
-        "server_info",
-        "health",
-        "start_profile",
-        "stop_profile",
-    }
-)
+NOT_CARRIED_OUT = frozenset({"collective_rpc"})
 """Methods that are known and answered with an error by the engine itself."""
 
-_PAUSE = ("pause_generation", "pause")
-_RESUME = ("continue_generation", "resume")
+FIRST_ARGUMENT: Mapping[str, str] = MappingProxyType(
+    {"flush_cache": "timeout_s", "pause": "mode", "pause_generation": "mode", "abort_request": "rid"}
+)
+"""What the first argument means where it is not a map."""
+
+NO_CALL = 0
+"""The id of calls whose answer nobody waits for."""
 
 
 @attrs.frozen(kw_only=True)
@@ -68,16 +48,9 @@ def decode_call(values: object) -> Call:
         return Call(answer=ControlReply(call_id=call_id, success=False, message=str(exc)))
 
 
-def encode_call(op: ControlOp) -> list[object]:
-    match op:
-        case PauseOp(call_id=call_id, mode=mode):
-            return [call_id, _PAUSE[0], [{"mode": mode.value}]]
-        case ResumeOp(call_id=call_id):
-            return [call_id, _RESUME[0], []]
-        case FlushCacheOp(call_id=call_id, timeout_s=timeout_s):
-            return [call_id, "flush_cache", [timeout_s]]
-        case UnsupportedOp(call_id=call_id, method=method):
-            return [call_id, method, []]
+def encode_call(op: ControlOp | AbortRequest) -> list[object]:
+    method, body = told(op)
+    return [NO_CALL if isinstance(op, AbortRequest) else op.call_id, method, [body]]
 
 
 def _understood(call_id: int, method: object, args: object) -> Call:
@@ -85,51 +58,22 @@ def _understood(call_id: int, method: object, args: object) -> Call:
         raise WireError("method", f"expected a name, got {type(method).__name__}")
     if not isinstance(args, list):
         raise WireError("args", f"expected an array, got {type(args).__name__}")
-    if method in _PAUSE:
-        return Call(op=PauseOp(call_id=call_id, mode=_mode(args)))
-    if method in _RESUME:
-        return Call(op=ResumeOp(call_id=call_id))
-    if method == "flush_cache":
-        return Call(op=FlushCacheOp(call_id=call_id, timeout_s=_timeout(args)))
-    if method == "abort_request":
-        rids = _rids(args)
-        # The loop sends no reply to an abort: unknown ids are no fault, known ones end on their stream.
-        return Call(op=AbortRequest(rids=rids), answer=ControlReply(call_id=call_id, success=True))
     if method in NOT_CARRIED_OUT:
         return Call(op=UnsupportedOp(call_id=call_id, method=method))
-    raise WireError("method", f"{method!r:.80} is not an operation of this engine")
+    op = operation_of(call_id, method, _body(method, args))
+    if isinstance(op, AbortRequest):
+        # The loop sends no reply to an abort: unknown ids are no fault, known ones end on their stream.
+        return Call(op=op, answer=ControlReply(call_id=call_id, success=True))
+    return Call(op=op)
 
 
-def _argument(args: list[Any], name: str) -> Any:
-    """The first argument, or that entry of it if it is a map; None if absent."""
+def _body(method: str, args: list[Any]) -> Body:
     first = args[0] if args else None
-    return first.get(name) if isinstance(first, dict) else first
-
-
-def _mode(args: list[Any]) -> PauseMode:
-    said = _argument(args, "mode")
-    if said is None:
-        return PauseMode.ABORT
-    for mode in PauseMode:
-        if said == mode.value:
-            return mode
-    raise WireError("mode", f"{said!r:.40} is not one of {', '.join(mode.value for mode in PauseMode)}")
-
-
-def _timeout(args: list[Any]) -> float:
-    said = _argument(args, "timeout_s")
-    if said is None:
-        return 0.0
-    if type(said) not in (int, float) or not math.isfinite(said) or said < 0:
-        raise WireError("timeout_s", f"{said!r:.40} is not a number of seconds, 0 or more")
-    return float(said)
-
-
-def _rids(args: list[Any]) -> tuple[str, ...]:
-    first = args[0] if args else None
+    if first is None:
+        return {}
     if isinstance(first, dict):
-        first = first.get("rid", first.get("rids"))
-    rids = [first] if isinstance(first, str) else first
-    if not isinstance(rids, list) or not rids or not all(isinstance(rid, str) for rid in rids):
-        raise WireError("rid", "expected a request id or an array of them")
-    return tuple(rids)
+        return first
+    name = FIRST_ARGUMENT.get(method)
+    if name is None:
+        raise WireError("args", f"{method} takes a map, got {type(first).__name__}")
+    return {name: first}

@@ -111,7 +111,7 @@ class FrontendCodec:
         match message:
             case GenerateRequest():
                 return ADD, pack(encode_request(message, self.layouts))
-            case AbortRequest(rids=rids):
+            case AbortRequest(rids=rids, prefixes=(), every=False):
                 return ABORT, pack(rids)
             case _:
                 return CONTROL, pack(encode_call(message))

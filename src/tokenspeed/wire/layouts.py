@@ -101,6 +101,7 @@ OUTPUT_APPENDED: tuple[str, ...] = (
     "input_top_logprobs_val",
     "input_top_logprobs_idx",
     "kv_resident_pages",
+    "weight_version",
 )
 
 REPLY_FIELDS: tuple[str, ...] = ("call_id", "success", "message", "engine_index")

@@ -73,6 +73,7 @@ def encode_output(batch: OutputBatch, layouts: Layouts, *, engine_index: int) ->
         # The frontend has the prompt: rows without ids keep the column's type.
         "input_token_logprobs_idx": [()] * len(batch.rids),
         "kv_resident_pages": load.resident_blocks,
+        "weight_version": batch.weight_version,
         **_logprob_columns(batch),
     }
     return [OUTPUT, *laid_out(values, layouts.output)]
@@ -103,6 +104,7 @@ def decode_output(values: object, layouts: Layouts) -> OutputBatch:
         messages=[message or "" for message in got.finished_messages] or [""] * rows,
         load=_load(got),
         engine_index=got.engine_index,
+        weight_version=got.weight_version,
     )
 
 

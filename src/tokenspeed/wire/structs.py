@@ -112,6 +112,7 @@ class OutputStruct(msgspec.Struct, kw_only=True):
     input_top_logprobs_val: list[list[list[float]]] = []
     input_top_logprobs_idx: list[list[list[int]]] = []
     kv_resident_pages: int = 0
+    weight_version: str = ""
 
 
 class ReplyStruct(msgspec.Struct, kw_only=True):
