@@ -324,6 +324,9 @@ def test_unknown_paths_and_methods_have_the_envelope_too(http: httpx.Client) -> 
         answer = http.request(method, path)
         error_of(answer, 405)
         assert answer.headers["allow"]
+    allowed = http.request("PATCH", "/v1/responses/x").headers["allow"]
+    assert {method.strip() for method in allowed.split(",")} == {"GET", "HEAD", "DELETE"}
+    assert http.head("/version").status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/images/generations", "/v1/load_lora_adapter", "/generate"])

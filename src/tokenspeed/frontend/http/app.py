@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import attrs
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokenspeed.frontend.http.access import CountAnswers, require_key
+from tokenspeed.frontend.http.admin import admin_routes
+from tokenspeed.frontend.http.admin_access import admin_door
 from tokenspeed.frontend.http.api import Api, Endpoint
 from tokenspeed.frontend.http.docs_page import docs_page
 from tokenspeed.frontend.http.errors import JSON, HttpError, failure
 from tokenspeed.frontend.http.openapi import Operation, openapi_document
-from tokenspeed.frontend.http.routes import ROUTES, UNSUPPORTED
+from tokenspeed.frontend.http.routes import ROUTES, UNSUPPORTED, RouteSpec
 from tokenspeed.frontend.http.status_page import status_page
 from tokenspeed.plane.ports import Clock
 
 
 async def _unsupported(_api: Api, request: Request) -> Response:
     raise HttpError(f"{request.url.path} is not supported by this server yet", code="not_supported")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ByMethod:
+    """One path's endpoints, by method: one route, so that an answer of 405 names all methods."""
+
+    name: str
+    endpoints: Mapping[str, Endpoint]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        await self.endpoints[method](scope, receive, send)
+
+
+def by_method(api: Api, specs: Sequence[RouteSpec]) -> ByMethod:
+    """The endpoints of `specs`, which have one path."""
+    made = {
+        method: Endpoint(api=api, name=spec.path, handle=spec.handle, work=spec.work)
+        for spec in specs
+        for method in spec.methods
+    }
+    return ByMethod(name=specs[0].path, endpoints=MappingProxyType(made))
 
 
 async def _failed(_request: Request, exc: Exception) -> Response:
@@ -56,17 +84,26 @@ def build_app(api: Api, *, clock: Clock) -> ASGIApp:
     def route(path: str, methods: tuple[str, ...], endpoint: Endpoint) -> Route:
         return Route(path, endpoint, methods=list(methods))
 
+    specs: dict[str, list[RouteSpec]] = {}
+    for spec in ROUTES:
+        specs.setdefault(spec.path, []).append(spec)
     routes = [
-        route(spec.path, spec.methods, Endpoint(api=api, name=spec.path, handle=spec.handle, work=spec.work))
-        for spec in ROUTES
+        Route(path, by_method(api, found), methods=[method for spec in found for method in spec.methods])
+        for path, found in specs.items()
     ]
     routes += [route(path, ("POST",), Endpoint(api=api, name=path, handle=_unsupported)) for path in UNSUPPORTED]
+    routes += [
+        route(path, methods, Endpoint(api=api, name=path, handle=handle)) for path, methods, handle in admin_routes()
+    ]
     routes.append(route("/openapi.json", ("GET",), Endpoint(api=api, name="/openapi.json", handle=describe)))
     routes.append(route("/", ("GET",), Endpoint(api=api, name="/", handle=status_page)))
     routes.append(route("/docs", ("GET",), Endpoint(api=api, name="/docs", handle=show)))
     app: ASGIApp = Starlette(routes=routes, exception_handlers={404: _failed, 405: _failed, Exception: _failed})
+    everything = app
     if api.settings.api_key is not None:
         app = require_key(app, api.settings.api_key)
+    if api.settings.admin_key is not None:
+        app = admin_door(everything, app, api.settings.admin_key, frozenset(path for path, _, _ in admin_routes()))
     return CountAnswers(
         app=app, meter=api.meter, clock=clock, methods=frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
     )
