@@ -146,7 +146,7 @@ def run_child(argv: Sequence[str], kind: type[O], work: Callable[[Parent, O], No
             with status 1, told to the launcher.
     Returns: the exit status of an orderly end.
     """
-    _die_with(int(argv[2]))
+    die_with(int(argv[2]))
     faulthandler.enable()
     # A terminal sends its interrupt to the launcher, which tells its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -174,7 +174,7 @@ def run_child(argv: Sequence[str], kind: type[O], work: Callable[[Parent, O], No
     return 0
 
 
-def _die_with(launcher: int) -> None:
+def die_with(launcher: int) -> None:
     """Let the kernel end this process when the launcher is gone, however it went."""
     if ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0 or os.getppid() != launcher:
         os._exit(1)

@@ -63,6 +63,15 @@ class FrontendOrder:
 
 
 @attrs.frozen(kw_only=True)
+class GatewayOrder:
+    """Start the gateway in place of a frontend of ours; it listens on `port`, which the launcher reserves."""
+
+    settings: Settings
+    resolved: ResolvedModel
+    port: int
+
+
+@attrs.frozen(kw_only=True)
 class RelayOrder:
     """Run the metric outputs, and serve the ranks' numbers on ``metrics.port`` if it is set."""
 
@@ -82,7 +91,7 @@ class Stop:
     """End in good order; before serving: at once."""
 
 
-Order: TypeAlias = RankOrder | FrontendOrder | RelayOrder
+Order: TypeAlias = RankOrder | FrontendOrder | GatewayOrder | RelayOrder
 ToChild: TypeAlias = Order | Dial | Stop
 
 

@@ -6,6 +6,7 @@ nothing about requests.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import shlex
 import signal
@@ -40,6 +41,7 @@ from tokenspeed.launch.orders import (
     Ended,
     Failed,
     FrontendOrder,
+    GatewayOrder,
     MetricsPlace,
     RankOrder,
     Ready,
@@ -47,6 +49,7 @@ from tokenspeed.launch.orders import (
     Stop,
 )
 from tokenspeed.launch.signals import interrupted_by, open_signal_pipe
+from tokenspeed.settings.choices import Gateway
 from tokenspeed.settings.model import MetricsSettings, ModelSettings, ServerSettings, Settings
 from tokenspeed.telemetry.logs import start_logging
 
@@ -70,6 +73,8 @@ class Programs:
     rank: tuple[str, ...] = _module("tokenspeed.launch.rank_main")
     frontend: tuple[str, ...] = _module("tokenspeed.launch.frontend_main")
     relay: tuple[str, ...] = _module("tokenspeed.launch.relay_main")
+    gateway: tuple[str, ...] = _module("tokenspeed.launch.gateway_main")
+    gateway_package: str = "smg"
 
 
 class StartRanks(Protocol):
@@ -221,7 +226,7 @@ def serve(
     say, complain = out or sys.stdout, err or sys.stderr
     commands = programs or Programs()
     with ExitStack() as stack:
-        _check(settings, headless=headless)
+        _check(settings, headless=headless, gateway_package=commands.gateway_package)
         logs = start_logging(settings.log, complain)
         stack.callback(logs.close)
         listener = None if headless else stack.enter_context(_listen(settings.server))
@@ -267,7 +272,12 @@ def _run(
         metrics=metrics,
     )
     frontend = None
-    if listener is not None:
+    if listener is not None and settings.server.gateway is Gateway.SMG:
+        port = listener.getsockname()[1]
+        frontend = family.start(
+            "gateway", programs.gateway, GatewayOrder(settings=settings, resolved=resolved, port=port)
+        )
+    elif listener is not None:
         order = FrontendOrder(
             settings=settings, resolved=resolved, engines=count, listener=listener.fileno(), metrics=metrics
         )
@@ -295,7 +305,14 @@ def _metrics_place(settings: MetricsSettings, lifetime: ExitStack) -> MetricsPla
     return MetricsPlace(directory=directory, relay=f"ipc://{directory}/relay" if relayed else None)
 
 
-def _check(settings: Settings, *, headless: bool) -> None:
+def _check(settings: Settings, *, headless: bool, gateway_package: str) -> None:
+    if settings.server.gateway is Gateway.SMG:
+        if headless:
+            raise SettingsError("server.gateway: a headless engine has a frontend of its own; leave one of the two out")
+        if importlib.util.find_spec(gateway_package) is None:
+            raise SettingsError(
+                "server.gateway: smg is not installed here; install it with: pip install 'tokenspeed-py[smg]'"
+            )
     if settings.parallel.tensor * settings.parallel.pipeline > 1:
         raise SettingsError("parallel.tensor, parallel.pipeline: one rank a replica is all that this build starts")
     if headless and settings.wire.handshake is None:
@@ -307,13 +324,15 @@ def _check(settings: Settings, *, headless: bool) -> None:
 def _listen(server: ServerSettings) -> socket.socket:
     """The HTTP socket, taken before anything expensive: a port in use is known at once, and stays ours.
 
-    Clients that connect during the start wait in its backlog.
+    Clients that connect during the start wait in its backlog. A gateway brings a socket of its own: for it
+    the port is only reserved.
     """
     from tokenspeed.frontend.server import BACKLOG, bind_socket
 
     sock = bind_socket(server.host, server.port, stalled_s=server.request_timeout_s)
     try:
-        sock.listen(BACKLOG)
+        if server.gateway is Gateway.OWN:
+            sock.listen(BACKLOG)
     except OSError as exc:
         sock.close()
         text = f"server.port: cannot listen on {server.host}:{server.port}: {exc.strerror or exc}"

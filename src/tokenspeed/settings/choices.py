@@ -109,6 +109,13 @@ class WritePolicy(enum.Enum):
     WRITE_BACK = "write_back"
 
 
+class Gateway(enum.Enum):
+    """Whose HTTP server serves: ours, or the SMG gateway."""
+
+    OWN = "own"
+    SMG = "smg"
+
+
 class Transport(enum.Enum):
     """How frontend and engine speak: over ZeroMQ between processes, or within one process."""
 
@@ -121,6 +128,17 @@ class KvEventFormat(enum.Enum):
 
     MAPS = "maps"
     ARRAYS = "arrays"
+
+
+class GrammarBackend(enum.Enum):
+    XGRAMMAR = "xgrammar"
+    NONE = "none"
+
+
+class GrammarFill(enum.Enum):
+    AUTO = "auto"
+    FORWARD = "forward"
+    EAGER = "eager"
 
 
 class LogFormat(enum.Enum):

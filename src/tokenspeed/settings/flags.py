@@ -57,6 +57,7 @@ FLAGS: tuple[Flag, ...] = (
     _flag("server.host", "--host"),
     _flag("server.port", "--port"),
     _flag("server.api_key", "--api-key"),
+    _flag("server.gateway", "--gateway"),
     _flag("server.request_timeout_s", "--request-timeout"),
     _flag("server.shutdown_timeout_s", "--shutdown-timeout"),
     _flag("wire.handshake", "--handshake-address"),

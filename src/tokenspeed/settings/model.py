@@ -14,6 +14,7 @@ from tokenspeed.settings.choices import (
     Dtype,
     Executor,
     Forward,
+    Gateway,
     KvDtype,
     KvEventFormat,
     LogFormat,
@@ -251,6 +252,12 @@ class ServerSettings:
         metadata={"help": "requests pending and nothing from the engine for this long: /health answers 503"},
     )
     max_choices: int = attrs.field(default=16, validator=v.ge(1), metadata={"help": "largest n of a request"})
+    gateway: Gateway = attrs.field(
+        default=Gateway.OWN, metadata={"help": "whose HTTP server: ours, or the SMG gateway (the extra `smg`)"}
+    )
+    gateway_args: tuple[str, ...] = attrs.field(
+        default=(), metadata={"help": "more arguments for the gateway's own command line"}
+    )
     tool_parser: ToolParser = attrs.field(
         default=ToolParser.AUTO, metadata={"help": "the format of tool calls; auto: as the chat template shows them"}
     )
