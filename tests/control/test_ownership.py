@@ -18,9 +18,11 @@ from tokenspeed.control.gate import DpStep, Gate
 from tokenspeed.control.relay import Relay
 from tokenspeed.control.request_stats import RequestStats
 from tokenspeed.errors import InvariantBroken
+from tokenspeed.control.grammar import Settled
+from tokenspeed.plane.grammar import GrammarPlan, GrammarRow
 from tokenspeed.plane.messages import AbortRequest, ResumeOp
-from tokenspeed.plane.plan import ExecutionPlan, ForwardBatch, GrammarAdvance, HistorySeed, Sampling, WriteBackOp, int32
-from tokenspeed.plane.results import CacheAcks
+from tokenspeed.plane.plan import ExecutionPlan, ForwardBatch, HistorySeed, Sampling, WriteBackOp, int32
+from tokenspeed.plane.results import CacheAcks, ForwardResult
 from tokenspeed.plane.table import request_table
 from tokenspeed.settings.model import LogSettings, Settings
 from tokenspeed.telemetry.meters import NullMeter
@@ -182,6 +184,9 @@ class Seeds:
 
 
 @attrs.frozen(eq=False)
+HELD = GrammarPlan(rows=(GrammarRow(index=0, handle=7, produced=0, known=()),))
+
+
 class Matchers:
     def refuses(self, sampling: object) -> str:
         return ""
@@ -189,14 +194,26 @@ class Matchers:
     def queue(self, rows: tuple[int, ...]) -> tuple[int, ...]:
         return rows
 
-    def ready(self) -> tuple[int, ...]:
+    def ready(self) -> Settled:
+        return Settled()
+
+    def waiting(self) -> tuple[int, ...]:
+        return ()
+
+    def cancel(self, rows: tuple[int, ...]) -> tuple[int, ...]:
         return ()
 
     def needs_commit_first(self, batch: ForwardBatch) -> bool:
         return False
 
-    def advances(self, batch: ForwardBatch) -> tuple[GrammarAdvance, ...]:
-        return (GrammarAdvance(slot=0, tokens=(7,)),)
+    def plan(self, plan: ExecutionPlan) -> GrammarPlan:
+        return HELD
+
+    def adopt(self, batch: ForwardBatch, result: ForwardResult) -> ForwardResult:
+        return result
+
+    def release(self, rows: tuple[int, ...]) -> None:
+        return None
 
 
 @pytest.mark.contract("RA-20", "DP-49")
@@ -209,7 +226,7 @@ def test_a_dispatch_carries_logprobs_seeds_and_grammar_advances_of_its_batch() -
     dispatch = plane.dispatches[0]
     assert dispatch.logprobs.sampled == ((0, 1),)
     assert dispatch.histories[0].tokens.tolist() == [1, 2, 3]
-    assert dispatch.grammars == (GrammarAdvance(slot=0, tokens=(7,)),)
+    assert dispatch.grammars == HELD
     assert [(seat.slot, seat.rid, seat.prompt_len) for seat in dispatch.seats] == [(0, "a", 3)]
 
 

@@ -11,9 +11,11 @@ import pytest
 from rig import ScriptedScheduler, hand_rig, landed_rows, one_row_batch, request, spied
 
 from tokenspeed.control.event_loop import EventLoop
+from tokenspeed.control.grammar import Settled
+from tokenspeed.plane.grammar import NO_GRAMMARS, GrammarPlan
 from tokenspeed.plane.messages import FlushCacheOp, PauseMode, PauseOp, ResumeOp
 from tokenspeed.plane.plan import ExecutionPlan, PlanAbort, StorageOp, StorageVerb, WriteBackOp
-from tokenspeed.plane.results import AllBlocksCleared, CacheAcks, Rejected, StorageTick, TransferDone
+from tokenspeed.plane.results import AllBlocksCleared, CacheAcks, ForwardResult, Rejected, StorageTick, TransferDone
 from tokenspeed.testing import ScriptedPlane
 
 
@@ -235,15 +237,27 @@ def test_a_batch_that_depends_on_an_uncommitted_forward_commits_the_queue_first(
         def queue(self, rows: tuple[int, ...]) -> tuple[int, ...]:
             return rows
 
-        def ready(self) -> tuple[int, ...]:
+        def ready(self) -> Settled:
+            return Settled()
+
+        def waiting(self) -> tuple[int, ...]:
+            return ()
+
+        def cancel(self, rows: tuple[int, ...]) -> tuple[int, ...]:
             return ()
 
         def needs_commit_first(self, batch: object) -> bool:
             return True
 
-        def advances(self, batch: object) -> tuple[object, ...]:
+        def plan(self, plan: object) -> GrammarPlan:
             self.seen.append(len(rig.loop.state.in_flight))
-            return ()
+            return NO_GRAMMARS
+
+        def adopt(self, batch: object, result: ForwardResult) -> ForwardResult:
+            return result
+
+        def release(self, rows: tuple[int, ...]) -> None:
+            return None
 
     eager = Eager()
     rig = hand_rig(grammar=eager)

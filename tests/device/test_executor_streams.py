@@ -17,7 +17,7 @@ from toy_rig import MAX_LEN, PAGE_TOKENS, PAGES, SLOTS, VOCAB, ToyRig, toy_rig
 
 from tokenspeed.device.toy import hash_context
 from tokenspeed.errors import InvariantBroken
-from tokenspeed.plane.plan import BlockGrants, Dispatch, ExecutionPlan, GrammarAdvance, GroupBlocks, LogprobPlan, int32
+from tokenspeed.plane.plan import BlockGrants, Dispatch, ExecutionPlan, GroupBlocks, HistorySeed, LogprobPlan, int32
 
 OpenRig: TypeAlias = Callable[..., AbstractContextManager[ToyRig]]
 
@@ -368,8 +368,9 @@ def test_an_input_on_the_device_that_nothing_sampled_breaks_an_invariant(open_ri
 
 
 def test_a_dispatch_for_a_feature_that_was_not_built_breaks_an_invariant(open_rig: OpenRig) -> None:
+    seed = HistorySeed(slot=0, prefix_length=0, first=0, tokens=int32([1]))
     with open_rig() as rig, pytest.raises(InvariantBroken, match="was not built"):
-        rig.handle.execute(ExecutionPlan(round_id=1), Dispatch(grammars=(GrammarAdvance(slot=0, tokens=(1,)),)), ())
+        rig.handle.execute(ExecutionPlan(round_id=1), Dispatch(histories=(seed,)), ())
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])

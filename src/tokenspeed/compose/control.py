@@ -22,7 +22,7 @@ from tokenspeed.control.epd import Epd, NoEncoder
 from tokenspeed.control.eplb import Eplb, NoExperts
 from tokenspeed.control.event_loop import EventLoop
 from tokenspeed.control.gate import DpStep, Gate
-from tokenspeed.control.grammar import GrammarQueue, NoGrammar
+from tokenspeed.control.grammar import CompiledGrammars, GrammarQueue, NoGrammar
 from tokenspeed.control.history import History, NoHistory
 from tokenspeed.control.ingress import Ingress
 from tokenspeed.control.kv_events import KvEvents, NoSink
@@ -35,6 +35,7 @@ from tokenspeed.control.profiling import Profiling
 from tokenspeed.control.relay import Relay
 from tokenspeed.control.request_stats import RequestStats
 from tokenspeed.control.wakeup import MonotonicClock, ThreadWakeup
+from tokenspeed.plane.grammar import GrammarCompiler, GrammarMatchers, NoCompiler, NoMatchers
 from tokenspeed.plane.messages import BoolArray
 from tokenspeed.plane.ports import (
     Clock,
@@ -53,6 +54,7 @@ from tokenspeed.plane.traces import NoTracer, Tracer
 from tokenspeed.scheduler.build import build_scheduler
 from tokenspeed.scheduler.config import Retraction, Role, SchedulerConfig, WritePolicy
 from tokenspeed.scheduler.policy import AgedPriority, Fcfs, LongestPrefixMatch
+from tokenspeed.settings.choices import Backend, Executor, GrammarFill
 from tokenspeed.settings.model import Settings
 from tokenspeed.telemetry.meters import NullMeter
 
@@ -100,6 +102,25 @@ def ingress_of(settings: Settings, specs: DeviceSpecs, table: RequestTable, gram
     return Ingress(
         specs=specs, table=table, max_waiting=settings.scheduler.max_waiting, grammar_refusal=grammar.refuses
     )
+
+
+def fills_eagerly(settings: Settings) -> bool:
+    """Which path batches take (GR-7, GR-8): without a host node in the forward, the eager one."""
+    if settings.grammar.fill is not GrammarFill.AUTO:
+        return settings.grammar.fill is GrammarFill.EAGER
+    return settings.device.executor is Executor.FUTURES or settings.device.backend is not Backend.CPU
+
+
+def grammar_of(
+    settings: Settings,
+    table: RequestTable,
+    compiler: GrammarCompiler,
+    matchers: GrammarMatchers,
+    mesh: Mesh,
+) -> GrammarQueue:
+    if isinstance(compiler, NoCompiler):
+        return NoGrammar()
+    return CompiledGrammars(table=table, compiler=compiler, matchers=matchers, mesh=mesh, eager=fills_eagerly(settings))
 
 
 def control_ops_of(settings: Settings) -> ControlOps:
@@ -154,7 +175,11 @@ class ControlContainer(containers.DeclarativeContainer):
         ref(policy),
     )
 
-    grammar: providers.Provider[GrammarQueue] = one(NoGrammar)
+    compiler: providers.Provider[GrammarCompiler] = one(NoCompiler)
+    matchers: providers.Provider[GrammarMatchers] = one(NoMatchers)
+    grammar: providers.Provider[GrammarQueue] = one(
+        grammar_of, ref(settings), ref(table), ref(compiler), ref(matchers), ref(mesh)
+    )
     epd: providers.Provider[Epd] = one(NoEncoder)
     eplb: providers.Provider[Eplb] = one(NoExperts)
     history: providers.Provider[History] = one(NoHistory)

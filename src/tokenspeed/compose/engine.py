@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import TypeAlias, cast
 
@@ -23,6 +24,7 @@ from tokenspeed.checkpoint.progress import NoProgress, Progress
 from tokenspeed.checkpoint.sources import ResolvedModel, resolve_model
 from tokenspeed.compose.control import ControlContainer
 from tokenspeed.compose.facts import engine_info
+from tokenspeed.compose.grammars import compile_pool, serves_grammars, vocabulary_of
 from tokenspeed.compose.parts import check_parts, misfit
 from tokenspeed.compose.typed import given, one, ref
 from tokenspeed.control.event_loop import EventLoop
@@ -35,8 +37,10 @@ from tokenspeed.device.guards import EnterServing, SyncDebug, sync_debug
 from tokenspeed.device.jit_monitor import jit_monitor
 from tokenspeed.device.jit_sources import JitSources, open_sources
 from tokenspeed.device.parts import DeviceParts, ModelFactory, SamplerFactory
+from tokenspeed.device.specs_of import vocabulary_of as vocabulary_size
 from tokenspeed.device.survey import survey
 from tokenspeed.errors import SettingsError
+from tokenspeed.grammar.matchers import Matchers
 from tokenspeed.plane.messages import EngineInfo
 from tokenspeed.plane.ports import FrontendLink, Meter, Wakeup
 from tokenspeed.plane.specs import DeviceSpecs
@@ -129,9 +133,11 @@ def rank_engine(
         lifetime.callback(sources.close)
         files = resolved or resolve_model(settings.model, watch)
         device_parts = _device_parts(chosen.device, sync=sync, own_process=own_process)
-        root = EngineContainer(
-            settings=settings, checkpoint=open_checkpoint(files), device_parts=device_parts, progress=watch
-        )
+        checkpoint = open_checkpoint(files)
+        vocab_size = vocabulary_size(checkpoint)
+        matchers = Matchers(vocab_size=vocab_size)
+        device_parts = attrs.evolve(device_parts, matchers=matchers)
+        root = EngineContainer(settings=settings, checkpoint=checkpoint, device_parts=device_parts, progress=watch)
         build = root.device_build()
         wakeup = cast("Wakeup", chosen.control.get("wakeup") or ThreadWakeup())
         with ExitStack() as unowned:
@@ -153,6 +159,11 @@ def rank_engine(
             service = f"engine{info.engine_index}"
             control["tracer"] = tracer = open_tracer(settings.tracing, service=service, model=info.model)
             lifetime.callback(tracer.close)
+        if serves_grammars(settings):
+            known = partial(vocabulary_of, checkpoint, size=vocab_size)
+            control["matchers"] = matchers
+            control["compiler"] = compiler = compile_pool(settings.grammar, matchers, wakeup, known)
+            lifetime.callback(compiler.close)
         link = connect(info, wakeup)
         lifetime.callback(link.close)
         box = ControlContainer(

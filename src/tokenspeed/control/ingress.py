@@ -12,6 +12,7 @@ from collections.abc import Callable
 import attrs
 
 from tokenspeed.plane.checks import request_faults
+from tokenspeed.plane.grammar import GRAMMAR_KINDS, GrammarSource
 from tokenspeed.plane.messages import NO_TOP_K, GenerateRequest, Refusal, SamplingParams, frozen_tokens
 from tokenspeed.plane.plan import EMPTY_INT32, Sampling, Seat, int32
 from tokenspeed.plane.specs import DeviceSpecs
@@ -180,9 +181,19 @@ def resolve_sampling(
         repetition_penalty=pick(wanted.repetition_penalty, defaults.repetition_penalty, 1.0),
         logit_bias=wanted.logit_bias,
         seed=seed & ((1 << 64) - 1),
+        bad_words=wanted.bad_words,
+        allowed_token_ids=wanted.allowed_token_ids,
+        processors=wanted.processors,
+        grammar=grammar_of(wanted),
         min_new_tokens=min(wanted.min_new_tokens, budget),
         banned_until_min=tuple(sorted(stops)) if wanted.min_new_tokens > 0 else (),
     )
+
+
+def grammar_of(wanted: SamplingParams) -> GrammarSource | None:
+    """What holds the output; requests with more than one do not get here."""
+    given = ((kind, getattr(wanted, kind)) for kind in GRAMMAR_KINDS)
+    return next((GrammarSource(kind=kind, text=text) for kind, text in given if text is not None), None)
 
 
 def _refusal(request: GenerateRequest, status: int, field: str, message: str) -> Refusal:

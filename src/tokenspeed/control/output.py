@@ -31,6 +31,8 @@ from tokenspeed.plane.table import RequestTable
 
 LENGTH = np.int32(Finish.LENGTH)
 ONE, ONE_SHORT = np.array(1, dtype=np.int64), np.array(1, dtype=np.int32)  # numpy adds these faster than a Python int
+NOBODY: IndexArray = np.zeros(0, dtype=np.int64)
+GRAMMAR_TEXT = "a token outside this request's grammar was drawn; the request was ended, others are unaffected"
 NAN_TEXT = "the model's output for this request was not a number; the request was ended, others are unaffected"
 
 
@@ -210,9 +212,11 @@ class Output:
         if result.prompt_logprobs:
             self._collect_prompt(batch, result)
         gone: tuple[int, ...] = ()
-        if result.nan_rows:  # logits that are not numbers end their requests, each alone (OL-6)
-            failed = tuple(batch.rows[result.nan_rows].tolist())
-            gone = self.end(failed, Finish.ABORT, status=500, message=NAN_TEXT)
+        # Logits that are not numbers end their requests, each alone (OL-6); so does a token outside its grammar.
+        for places, text in ((result.nan_rows, NAN_TEXT), (result.grammar_faults, GRAMMAR_TEXT)):
+            if places:
+                failed = tuple(batch.rows[places].tolist())
+                gone += self.end(failed, Finish.ABORT, status=500, message=text)
         cohort, tokens = self.state.cohort, result.tokens
         same = cohort is not None and cohort.source is batch.rows and cohort.moves == self.table.moves
         if cohort is None or not same or cohort.given != len(tokens):  # fewer: not all sample this time
@@ -227,8 +231,10 @@ class Output:
             tokens = new.tolist()
         self._append(cohort, new)
         finish, stops = None, self.is_eos.take(new)
-        if cohort.left <= 0 or len(cohort.extra_at) or 1 in stops.tobytes():  # several times faster than any()
-            finish = self._ends(cohort, new, stops)
+        over = batch.rows[result.grammar_ends] if result.grammar_ends else NOBODY
+        # A search in bytes is several times faster than any().
+        if cohort.left <= 0 or len(cohort.extra_at) or 1 in stops.tobytes() or len(over):
+            finish = self._ends(cohort, new, stops, over)
         self._tell(cohort, tokens, cohort.zeros if finish is None else finish.tolist())
         if result.token_logprobs or self.state.prompt_values:
             self._add_logprobs(batch, cohort, result)
@@ -322,15 +328,17 @@ class Output:
         self.table.tokens.known[cohort.rows] = cohort.counts[0]
         cohort.left -= 1
 
-    def _ends(self, cohort: Cohort, tokens: Int32Array, stops: BoolArray) -> Int32Array | None:
+    def _ends(self, cohort: Cohort, tokens: Int32Array, stops: BoolArray, over: IndexArray) -> Int32Array | None:
         """`Finish` values int32 ``[n]``, or None while all go on; a stop id wins over the length limit.
 
-        `stops`, bool ``[n]``: the token is an EOS id; written.
+        `stops`, bool ``[n]``: the token is an EOS id; written. `over`: rows whose grammar accepts nothing more.
         """
         identity, rows, produced = self.table.identity, cohort.rows, cohort.counts[1]
         stops &= identity.eos_ends[rows]
         stops[cohort.extra_at[tokens[cohort.extra_at] == cohort.extra_ids]] = True
         stops &= produced >= identity.min_new[rows]
+        if len(over):  # there is no token to go on with, whatever min_tokens and ignore_eos say
+            stops |= np.isin(rows, over)
         finish: Int32Array = (produced >= identity.max_new[rows]) * LENGTH
         finish[stops] = Finish.STOP
         if cohort.left > 0 and not finish.any():

@@ -274,4 +274,5 @@ def _executor(
         max_model_len=specs.max_model_len,
         num_pages=specs.num_pages,
         groups=specs.groups,
+        matchers=given.matchers,
     )

@@ -21,6 +21,7 @@ from tokenspeed.device.kv.layout import CacheGroup
 from tokenspeed.device.machine import Machine
 from tokenspeed.device.sampling.base import Sampler
 from tokenspeed.device.step import ForwardStep
+from tokenspeed.plane.grammar import GrammarMatchers
 from tokenspeed.plane.specs import CacheGroupSpec
 
 
@@ -87,6 +88,7 @@ class DeviceParts:
         watch: what jobs of the exec stream run inside of, with the backends of `build.OPENERS`.
         tier: of a host tier, where the device's memory is not the host's.
         copy_cost: for these cache groups, what host-tier copies cost beside the time they take.
+        matchers: of constrained requests, by handle.
     """
 
     backend: Callable[[int], Backend] | None = None
@@ -98,3 +100,4 @@ class DeviceParts:
     watch: JobWatch = nullcontext
     tier: TierParts | None = None
     copy_cost: Callable[[tuple[CacheGroupSpec, ...]], CopyCost] | None = None
+    matchers: GrammarMatchers | None = None

@@ -15,7 +15,7 @@ from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.checkpoint.progress import Progress
 from tokenspeed.device.host_sync import device_code
 from tokenspeed.device.kv.layout import CacheGroup
-from tokenspeed.device.sampling.base import SampledTokens
+from tokenspeed.device.sampling.base import SampledTokens, TokenMasks
 from tokenspeed.device.step import LayersReady, RaggedRows
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.plan import BlockCopy, GroupBlocks, Seat
@@ -141,7 +141,9 @@ class ToySampler:
     def release(self, slot: int) -> None:
         self.log.append(("release", slot))
 
-    def sample(self, logits: torch.Tensor, *, slots: Int64Array, positions: Int64Array) -> SampledTokens:
+    def sample(
+        self, logits: torch.Tensor, *, slots: Int64Array, positions: Int64Array, masks: TokenMasks | None = None
+    ) -> SampledTokens:
         self.log.extend(("sample", slot) for slot in slots.tolist())
         self.positions.extend(positions.tolist())
         return SampledTokens(tokens=logits.argmax(dim=1), nan=logits.isnan().any(dim=1))

@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from tokenspeed.plane.grammar import GRAMMAR_KINDS
 from tokenspeed.plane.messages import GenerateRequest, SamplingParams
 
 MAX_TEMPERATURE = 100.0
@@ -20,6 +21,7 @@ MAX_PENALTY = 2.0
 MAX_REPETITION_PENALTY = 10.0
 MAX_LOGIT_BIAS = 100.0
 MAX_LOGIT_BIAS_IDS = 1024
+MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS, MAX_PROCESSORS = 1024, 8192, 16
 MAX_STOP_TOKEN_IDS = 128
 MAX_TOKENS = 2**31 - 1
 MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
@@ -111,6 +113,7 @@ def sampling_faults(params: SamplingParams, *, vocab_size: int) -> tuple[Fault, 
         *_budget_faults(params),
         *_number_faults(params),
         *_id_faults(params, vocab_size),
+        *_choice_faults(params, vocab_size),
         *_grammar_faults(params),
     )
 
@@ -162,9 +165,31 @@ def _id_faults(params: SamplingParams, vocab_size: int) -> Iterable[Fault]:
             yield from token_fault(f"stop_token_ids[{at}]", token, vocab_size)
 
 
+def _choice_faults(params: SamplingParams, vocab_size: int) -> Iterable[Fault]:
+    """Of fields that take tokens out of the choice, and of registered processors."""
+    words, total = params.bad_words, sum(len(word) for word in params.bad_words)
+    if len(words) > MAX_BAD_WORDS or total > MAX_BAD_WORD_TOKENS:
+        allowed = f"at most {MAX_BAD_WORDS} sequences of {MAX_BAD_WORD_TOKENS} tokens in all"
+        yield fault("bad_words", f"{len(words)} sequences of {total} tokens", allowed)
+    else:
+        for at, word in enumerate(words):
+            if not word:
+                yield fault(f"bad_words[{at}]", word, "at least one token")
+            for token in word:
+                yield from token_fault(f"bad_words[{at}]", token, vocab_size)
+    if len(params.allowed_token_ids) > vocab_size:
+        yield fault("allowed_token_ids", f"{len(params.allowed_token_ids)} ids", f"at most {vocab_size} ids")
+    else:
+        for at, token in enumerate(params.allowed_token_ids):
+            yield from token_fault(f"allowed_token_ids[{at}]", token, vocab_size)
+    if params.allowed_token_ids and any(getattr(params, kind) is not None for kind in GRAMMAR_KINDS):
+        yield fault("allowed_token_ids", "together with a grammar", "one of the two, since they could leave no token")
+    if len(params.processors) > MAX_PROCESSORS:
+        yield fault("logits_processors", f"{len(params.processors)} processors", f"at most {MAX_PROCESSORS}")
+
+
 def _grammar_faults(params: SamplingParams) -> Iterable[Fault]:
-    kinds = ("json_schema", "regex", "ebnf", "structural_tag")
-    given = [kind for kind in kinds if getattr(params, kind) is not None]
+    given = [kind for kind in GRAMMAR_KINDS if getattr(params, kind) is not None]
     for kind in given:
         source: object = getattr(params, kind)
         if not isinstance(source, str) or not source:

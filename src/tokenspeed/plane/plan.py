@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 import attrs
 import numpy as np
 
+from tokenspeed.plane.grammar import NO_GRAMMARS, GrammarPlan, GrammarSource
 from tokenspeed.plane.messages import BoolArray, IndexArray, Int32Array
 
 FROM_DEVICE = -1
@@ -293,6 +294,8 @@ class Sampling:
         top_k: 0 means all.
         banned_until_min: ids masked while fewer than `min_new_tokens` were generated.
         seed: 64-bit; a draw depends on (seed, position) only, never on the batch.
+        bad_words, allowed_token_ids, processors: as in `SamplingParams`.
+        grammar: what holds the output; for the control side, the device is given handles.
     """
 
     temperature: float = 0.0
@@ -306,10 +309,19 @@ class Sampling:
     seed: int = 0
     min_new_tokens: int = 0
     banned_until_min: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    processors: tuple[tuple[str, str], ...] = ()
+    grammar: GrammarSource | None = None
 
     @property
     def uses_history(self) -> bool:
         """Whether the sampler must know the request's earlier tokens."""
+        return bool(self.uses_penalties or self.bad_words or self.processors)
+
+    @property
+    def uses_penalties(self) -> bool:
+        """Whether the sampler must count them."""
         return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0)
 
 
@@ -361,14 +373,6 @@ class HistorySeed:
     tokens: Int32Array
 
 
-@attrs.frozen(kw_only=True)
-class GrammarAdvance:
-    """Tokens that a request's matcher must accept before its next mask is filled."""
-
-    slot: int
-    tokens: tuple[int, ...]
-
-
 @attrs.frozen(kw_only=True, eq=False)
 class Dispatch:
     """Per-round inputs of a batch, gathered on the control thread (RA-20)."""
@@ -376,5 +380,5 @@ class Dispatch:
     seats: tuple[Seat, ...] = ()
     logprobs: LogprobPlan = attrs.field(factory=LogprobPlan)
     histories: tuple[HistorySeed, ...] = ()
-    grammars: tuple[GrammarAdvance, ...] = ()
+    grammars: GrammarPlan = NO_GRAMMARS
     ngram_windows: tuple[HistorySeed, ...] = ()

@@ -32,6 +32,7 @@ class ForwardResult:
         nan_rows: batch indices whose logits were not numbers; their token is meaningless.
         next_inputs: tokens that the next forward takes as input, by sampled row.
         grammar_ends: batch indices whose grammar accepts nothing more.
+        grammar_faults: batch indices whose token was none of those that their grammar allowed.
         jit_compiles, jit_seconds: kernel compilations during this forward.
         device_s: seconds the device worked on it.
         async_steps, sync_fallback_steps: 1 where the futures executor fed it with a future of the step
@@ -45,6 +46,7 @@ class ForwardResult:
     nan_rows: list[int] = attrs.field(factory=list)
     next_inputs: list[int] = attrs.field(factory=list)
     grammar_ends: list[int] = attrs.field(factory=list)
+    grammar_faults: list[int] = attrs.field(factory=list)
     jit_compiles: int = 0
     jit_seconds: float = 0.0
     device_s: float = 0.0

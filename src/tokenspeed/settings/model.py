@@ -26,6 +26,7 @@ from tokenspeed.settings.choices import (
     WeightsMode,
     WritePolicy,
 )
+from tokenspeed.settings.grammar import GrammarSettings
 
 
 @attrs.frozen(kw_only=True)
@@ -237,6 +238,14 @@ class ServerSettings:
         validator=v.optional(v.min_len(1)),
         metadata={"help": "required as Bearer token on all routes but /health and /metrics", "secret": True},
     )
+    admin_key: str | None = attrs.field(
+        default=None,
+        validator=v.optional(v.min_len(1)),
+        metadata={
+            "help": "turns the control routes on (pause, sleep, flush, weights, profiles) and is required on them",
+            "secret": True,
+        },
+    )
     max_body_mib: float = attrs.field(
         default=4.0, validator=v.gt(0.0), metadata={"help": "largest request body; larger ones get 413"}
     )
@@ -415,6 +424,7 @@ class Settings:
     kv_events: KvEventSettings = attrs.field(factory=KvEventSettings)
     metrics: MetricsSettings = attrs.field(factory=MetricsSettings)
     tracing: TracingSettings = attrs.field(factory=TracingSettings)
+    grammar: GrammarSettings = attrs.field(factory=GrammarSettings)
     log: LogSettings = attrs.field(factory=LogSettings)
 
 

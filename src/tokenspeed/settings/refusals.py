@@ -12,6 +12,7 @@ import attrs
 
 from tokenspeed.errors import SettingsError
 from tokenspeed.settings.keys import Path, dotted
+from tokenspeed.settings.choices import Executor, GrammarFill
 from tokenspeed.settings.model import Backend, Retraction, Settings, SimulatedSettings, Transport, WritePolicy
 
 
@@ -60,6 +61,16 @@ REFUSALS: tuple[Refusal, ...] = (
         "cache.images",
         lambda s: s.cache.images > 0 and Retraction.SNAPSHOT not in s.scheduler.retraction,
         "no image is taken unless scheduler.retraction has snapshot",
+    ),
+    _refuse(
+        "grammar.fill",
+        lambda s: s.grammar.fill is GrammarFill.FORWARD and s.device.executor is Executor.FUTURES,
+        "a forward of the futures executor cannot fill masks itself; use auto or eager",
+    ),
+    _refuse(
+        "grammar.fill",
+        lambda s: s.grammar.fill is GrammarFill.FORWARD and s.device.backend is not Backend.CPU,
+        "only a forward on the CPU can fill masks itself; use auto or eager",
     ),
     _refuse(
         "wire.transport",

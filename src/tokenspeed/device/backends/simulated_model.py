@@ -18,7 +18,7 @@ from tokenspeed.device.backends.simulated import Work
 from tokenspeed.device.backends.simulated_roofline import KV_BYTES, StepTime
 from tokenspeed.device.host_sync import device_code
 from tokenspeed.device.kv.layout import CacheGroup, attention_group
-from tokenspeed.device.sampling.base import SampledTokens
+from tokenspeed.device.sampling.base import SampledTokens, TokenMasks
 from tokenspeed.device.step import LayersReady, RaggedRows
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.plan import BlockCopy, GroupBlocks, Seat
@@ -181,7 +181,9 @@ class SimulatedSampler:
     def release(self, slot: int) -> None:
         return None
 
-    def sample(self, logits: torch.Tensor, *, slots: Int64Array, positions: Int64Array) -> SampledTokens:
+    def sample(
+        self, logits: torch.Tensor, *, slots: Int64Array, positions: Int64Array, masks: TokenMasks | None = None
+    ) -> SampledTokens:
         return SampledTokens(tokens=logits[:, 0], nan=torch.zeros(len(logits), dtype=torch.bool))
 
 

@@ -6,6 +6,7 @@ import attrs
 
 from tokenspeed.device.backends.base import DeviceEvent, HostCopy
 from tokenspeed.device.executors.prepare import Prepared
+from tokenspeed.device.grammar_fill import NO_ENDS, GrammarEnds
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.messages import TopLogprobs
 from tokenspeed.plane.ports import Wakeup
@@ -29,6 +30,7 @@ class Outputs:
     nan: HostCopy | None = None
     logprobs: LogprobCopies | None = None
     prompt: tuple[LogprobCopies, ...] = ()
+    grammars: GrammarEnds = NO_ENDS
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -60,6 +62,8 @@ class StreamLanding:
             prompt_logprobs=_prompt(prepared, outputs),
             nan_rows=prepared.sampled[outputs.nan.array().astype(bool)].tolist(),
             next_inputs=list(tokens),
+            grammar_ends=list(outputs.grammars.ends),
+            grammar_faults=list(outputs.grammars.faults),
             device_s=self.event.busy_s,
         )
 

@@ -19,10 +19,13 @@ from tokenspeed.device.executors.ports import BlockPool, Logprobs, SlotStates
 from tokenspeed.device.executors.prepare import Prepared, PromptRows, prepare
 from tokenspeed.device.executors.slot_states import TokensOnDevice
 from tokenspeed.device.executors.slots import SlotState, slot_state
+from tokenspeed.device.grammar_fill import Filler
+from tokenspeed.device.host_sync import device_code
 from tokenspeed.device.launch_check import LaunchCheck, launch_check
-from tokenspeed.device.sampling.base import Sampler
+from tokenspeed.device.sampling.base import SampledTokens, Sampler, TokenMasks
 from tokenspeed.device.step import ForwardStep, LayersReady, RaggedRows
 from tokenspeed.errors import InvariantBroken
+from tokenspeed.plane.grammar import GrammarMatchers, GrammarPlan, NoMatchers
 from tokenspeed.plane.plan import BlockCopy, BlockGrants, Dispatch, ForwardBatch, GroupBlocks, Seat
 from tokenspeed.plane.ports import Landing
 from tokenspeed.plane.specs import CacheGroupSpec
@@ -48,6 +51,7 @@ class StreamExecutor:
     logprobs: Logprobs
     slots: SlotState
     future_tokens: DeviceBuffer
+    filler: Filler = attrs.field(factory=lambda: Filler(NoMatchers()))
     check: LaunchCheck = attrs.field(factory=launch_check)
 
     def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
@@ -67,7 +71,7 @@ class StreamExecutor:
         Raises: InvariantBroken: plan and slots contradict each other, or the dispatch carries inputs
             of a feature this build does not have.
         """
-        if dispatch.histories or dispatch.grammars or dispatch.ngram_windows:
+        if dispatch.histories or dispatch.ngram_windows:
             raise InvariantBroken("a dispatch for a feature that was not built", dispatch=dispatch)
         for seat in dispatch.seats:
             self.slots.seat(seat)
@@ -78,8 +82,9 @@ class StreamExecutor:
         if batch is None:
             return NoForwardLanding(event=self.backend.exec_stream.submit(self._all_layers(ready), "fence"))
         prepared = prepare(batch, dispatch.logprobs, self.slots)
-        outputs = Outputs()
-        job = self.check.forward(batch, prepared, partial(self._run, prepared, ready, outputs))
+        outputs, grammars = Outputs(), dispatch.grammars
+        masks = self.filler.fill(grammars, prepared.sampled) if grammars.eager else None
+        job = self.check.forward(batch, prepared, partial(self._run, prepared, ready, outputs, grammars, masks))
         event = self._submit(job, "batch")
         return StreamLanding(event=event, prepared=prepared, outputs=outputs)
 
@@ -121,7 +126,14 @@ class StreamExecutor:
         for slot in slots:
             self.sampler.release(slot)
 
-    def _run(self, prepared: Prepared, ready: LayersReady, outputs: Outputs) -> None:
+    def _run(
+        self,
+        prepared: Prepared,
+        ready: LayersReady,
+        outputs: Outputs,
+        grammars: GrammarPlan,
+        masks: TokenMasks | None,
+    ) -> None:
         """One forward: resolve inputs, all layers, sample, copy out."""
         to_device, future = self.backend.to_device, self.future_tokens.unwrap()
         token_ids = to_device(prepared.token_ids)
@@ -140,13 +152,27 @@ class StreamExecutor:
         logits = self.step.run(rows, layers=range(self.step.num_layers), ready=ready)
         count = len(prepared.sampled)
         if count:
-            self._sample(prepared, logits[:count], future, outputs)
+            if grammars.rows and not grammars.eager:
+                masks = self.filler.fill(grammars, prepared.sampled)
+            sampled = self._sample(prepared, logits[:count], future, outputs, masks)
+            if masks is not None and not grammars.eager:
+                self._advance(grammars, masks, sampled, outputs)
         if prepared.prompt is not None:
             outputs.prompt = self._prompt(prepared.prompt, logits[count:])
 
-    def _sample(self, prepared: Prepared, logits: torch.Tensor, future: torch.Tensor, outputs: Outputs) -> None:
-        backend = self.backend
-        sampled = self.sampler.sample(logits, slots=prepared.sampled_slots, positions=prepared.sampled_positions)
+    def _sample(
+        self,
+        prepared: Prepared,
+        logits: torch.Tensor,
+        future: torch.Tensor,
+        outputs: Outputs,
+        masks: TokenMasks | None,
+    ) -> SampledTokens:
+        backend, slots, positions = self.backend, prepared.sampled_slots, prepared.sampled_positions
+        if masks is None:
+            sampled = self.sampler.sample(logits, slots=slots, positions=positions)
+        else:
+            sampled = self.sampler.sample(logits, slots=slots, positions=positions, masks=masks)
         # The row of a NaN may be in the next forward already: its input must be a token of the vocabulary.
         tokens = sampled.tokens.masked_fill(sampled.nan, 0)
         future.index_copy_(0, backend.to_device(prepared.sampled_slots), tokens)
@@ -155,6 +181,12 @@ class StreamExecutor:
             among = backend.to_device(prepared.logprobs.among)
             chosen = logits.index_select(0, among), tokens.index_select(0, among)
             outputs.logprobs = self._copies(*chosen, prepared.logprobs.top)
+        return sampled
+
+    @device_code
+    def _advance(self, plan: GrammarPlan, masks: TokenMasks, sampled: SampledTokens, outputs: Outputs) -> None:
+        """The host node's second half, where tokens are in host memory (GR-7)."""
+        outputs.grammars = self.filler.advance(plan, masks, sampled.tokens.numpy(), sampled.nan.numpy())
 
     def _prompt(self, prompt: PromptRows, logits: torch.Tensor) -> tuple[LogprobCopies, ...]:
         targets = self.backend.to_device(prompt.targets)
@@ -180,6 +212,7 @@ def stream_executor(
     max_model_len: int,
     num_pages: int,
     groups: tuple[CacheGroupSpec, ...],
+    matchers: GrammarMatchers | None = None,
 ) -> StreamExecutor:
     """An executor with empty slots. Call it inside a job of the exec stream: it allocates there."""
     return StreamExecutor(
@@ -190,4 +223,5 @@ def stream_executor(
         logprobs=logprobs,
         slots=slot_state(slots=max_num_seqs, max_model_len=max_model_len, num_pages=num_pages, groups=groups),
         future_tokens=backend.allocate((max_num_seqs,), torch.int64),
+        filler=Filler(matchers or NoMatchers()),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -13,6 +13,7 @@ from tokenspeed.device.native.model import NativeModel
 from tokenspeed.device.native.step import Scratch
 from tokenspeed.device.parts import ModelFactory, SamplerFactory
 from tokenspeed.device.sampling.draw import Draw, Float32Array
+from tokenspeed.device.sampling.processors import NO_PROCESSORS, LogitsProcessor
 from tokenspeed.device.sampling.sampler import BatchSampler, batch_sampler
 from tokenspeed.plane.table import Int64Array
 
@@ -56,8 +57,10 @@ def sampler_of(model: ModelFactory) -> SamplerFactory:
         return batch_sampler
     library, threads = model.library, model.threads
 
-    def make(*, slots: int, vocab_size: int) -> BatchSampler:
+    def make(
+        *, slots: int, vocab_size: int, processors: Mapping[str, LogitsProcessor] = NO_PROCESSORS
+    ) -> BatchSampler:
         drawer = NativeDrawer(library=library, threads=threads or torch.get_num_threads())
-        return batch_sampler(slots=slots, vocab_size=vocab_size, drawer=drawer)
+        return batch_sampler(slots=slots, vocab_size=vocab_size, drawer=drawer, processors=processors)
 
     return make

@@ -7,6 +7,7 @@ from typing import Protocol
 import attrs
 import torch
 
+from tokenspeed.plane.messages import Int32Array
 from tokenspeed.plane.plan import Seat
 from tokenspeed.plane.table import Int64Array
 
@@ -24,6 +25,19 @@ class SampledTokens:
     nan: torch.Tensor
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class TokenMasks:
+    """Which tokens some of the rows may get, in host memory.
+
+    Attributes:
+        rows: int64 ``[k]``, rising: places among the rows to be sampled.
+        words: int32 ``[k, (vocab + 31) // 32]``; bit ``t % 32`` of word ``t // 32`` is token t's.
+    """
+
+    rows: Int64Array
+    words: Int32Array
+
+
 class Sampler(Protocol):
     """Keeps what it must know of each slot's request, and of the tokens it drew. Exec stream's jobs only.
 
@@ -39,13 +53,16 @@ class Sampler(Protocol):
         """Forget the slot's request; a slot that nobody has is ignored."""
         ...
 
-    def sample(self, logits: torch.Tensor, *, slots: Int64Array, positions: Int64Array) -> SampledTokens:
+    def sample(
+        self, logits: torch.Tensor, *, slots: Int64Array, positions: Int64Array, masks: TokenMasks | None = None
+    ) -> SampledTokens:
         """Draw one token a row, and remember it for rows whose sampling looks back.
 
         Args:
             logits: float32 ``[m, vocab]``; not written to.
             slots: int64 ``[m]``.
             positions: int64 ``[m]``, the position each new token will have in its sequence.
+            masks: rows held by grammars; only given where there are some.
         """
         ...
 

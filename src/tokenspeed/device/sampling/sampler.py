@@ -6,21 +6,26 @@ fast as torch's, and a row that is worked on alone cannot depend on its neighbou
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import attrs
 import numpy as np
 import torch
 
 from tokenspeed.device.host_sync import device_code
 from tokenspeed.device.sampling.adjust import adjust
-from tokenspeed.device.sampling.base import SampledTokens
+from tokenspeed.device.sampling.base import SampledTokens, TokenMasks
 from tokenspeed.device.sampling.draw import Draw, Drawer, Float32Array, draw_each
 from tokenspeed.device.sampling.philox import uniforms
+from tokenspeed.device.sampling.processors import NO_PROCESSORS, LogitsProcessor, Processors
 from tokenspeed.device.sampling.slots import SlotColumns, slot_columns
-from tokenspeed.plane.messages import BoolArray
+from tokenspeed.plane.messages import BoolArray, Int32Array
 from tokenspeed.plane.plan import Seat
 from tokenspeed.plane.table import Int64Array
 
 NO_TOKEN = -1
+NOBODY_HELD: Mapping[int, Int32Array] = MappingProxyType({})
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -36,31 +41,40 @@ class BatchSampler:
 
     vocab_size: int
     columns: SlotColumns
+    processors: Processors
     drawer: Drawer = draw_each
 
     def seat(self, seat: Seat) -> None:
         self.columns.seat(seat, vocab_size=self.vocab_size)
+        self.processors.seat(seat)
+        if self.processors.uses(seat.slot):
+            self.columns.adjusts[seat.slot] = True
 
     def release(self, slot: int) -> None:
         self.columns.release(slot)
+        self.processors.release(slot)
 
     @device_code
-    def sample(self, logits: torch.Tensor, *, slots: Int64Array, positions: Int64Array) -> SampledTokens:
+    def sample(
+        self, logits: torch.Tensor, *, slots: Int64Array, positions: Int64Array, masks: TokenMasks | None = None
+    ) -> SampledTokens:
         """`logits` is a CPU tensor."""
         columns = self.columns
         values: Float32Array = logits.numpy()[:, : self.vocab_size]
         tokens, nan = _likeliest(values)
         special = ~columns.greedy[slots] | columns.adjusts[slots] | (positions < columns.banned_before[slots])
+        held = NOBODY_HELD if masks is None else dict(zip(masks.rows.tolist(), masks.words, strict=True))
+        special[list(held)] = True
         rows = np.flatnonzero(special & ~nan)
         if len(rows):
             numbers = uniforms(columns.seed[slots[rows]], positions[rows])
-            self._choose(values, tokens, rows, slots, positions, numbers.tolist())
+            self._choose(values, tokens, rows, slots, positions, numbers.tolist(), held)
             nan |= tokens == NO_TOKEN
         tokens[nan] = 0
-        if columns.counts:
+        if columns.counts or columns.tails or self.processors.seated.rows:
             for slot, token in zip(slots[~nan].tolist(), tokens[~nan].tolist(), strict=True):
-                if slot in columns.counts:
-                    columns.counts[slot].add(token)
+                columns.drew(slot, token)
+                self.processors.drew(slot, token)
         return SampledTokens(tokens=torch.from_numpy(tokens), nan=torch.from_numpy(nan))
 
     def _choose(
@@ -71,16 +85,18 @@ class BatchSampler:
         slots: Int64Array,
         positions: Int64Array,
         numbers: list[float],
+        held: Mapping[int, Int32Array],
     ) -> None:
-        """Write the tokens of these rows, or NO_TOKEN where the adjustments left none."""
+        """Write the tokens of these rows, or NO_TOKEN where the adjustments left none; `held`: masks by row."""
         columns, drawn, logits, draws = self.columns, list[int](), list[Float32Array](), list[Draw]()
         for row, number in zip(rows.tolist(), numbers, strict=True):
             slot, position, line = int(slots[row]), int(positions[row]), values[row]
-            if columns.adjusts[slot] or position < columns.banned_before[slot]:
+            mask = held.get(row)
+            if mask is not None or columns.adjusts[slot] or position < columns.banned_before[slot]:
                 line = line.copy()
-                adjust(line, columns, slot, position)
+                usable = adjust(line, columns, slot, position, processors=self.processors, mask=mask)
                 best = int(line.argmax())
-                if not np.isfinite(line[best]):
+                if not usable or not np.isfinite(line[best]):
                     tokens[row] = NO_TOKEN
                     continue
                 if columns.greedy[slot]:
@@ -103,9 +119,20 @@ class BatchSampler:
         )
 
 
-def batch_sampler(*, slots: int, vocab_size: int, drawer: Drawer = draw_each) -> BatchSampler:
+def batch_sampler(
+    *,
+    slots: int,
+    vocab_size: int,
+    drawer: Drawer = draw_each,
+    processors: Mapping[str, LogitsProcessor] = NO_PROCESSORS,
+) -> BatchSampler:
     """A sampler with empty slots."""
-    return BatchSampler(vocab_size=vocab_size, columns=slot_columns(slots), drawer=drawer)
+    return BatchSampler(
+        vocab_size=vocab_size,
+        columns=slot_columns(slots),
+        processors=Processors(registered=processors, vocab_size=vocab_size),
+        drawer=drawer,
+    )
 
 
 def _likeliest(logits: Float32Array) -> tuple[Int64Array, BoolArray]:

@@ -13,7 +13,7 @@ from tokenspeed.device.executors.prepare import Prepared, PromptRows
 from tokenspeed.device.executors.streams import LOGPROB_ROWS
 from tokenspeed.device.host_sync import allow_host_sync
 from tokenspeed.device.launch_check import Frozen, LaunchCheck, launch_check
-from tokenspeed.device.sampling.base import Sampler
+from tokenspeed.device.sampling.base import Sampler, TokenMasks
 from tokenspeed.device.step import ForwardStep, LayersReady, RaggedRows
 from tokenspeed.errors import InvariantBroken
 
@@ -76,7 +76,7 @@ class DeviceStep:
                 forward.wait("model output")
         return Executed(inputs=inputs, forward=forward, logits=logits, frozen=frozen)
 
-    def sample(self, executed: Executed, outputs: Outputs) -> DeviceFuture:
+    def sample(self, executed: Executed, outputs: Outputs, masks: TokenMasks | None = None) -> DeviceFuture:
         """Launch sampling; the future is int64 ``[rows sampled]``, padded with zeros where the batch is."""
         inputs = executed.inputs
         size = inputs.num_tokens if inputs.is_decode else len(inputs.prepared.sampled)
@@ -84,7 +84,7 @@ class DeviceStep:
         def job() -> torch.Tensor:
             logits = executed.logits.values
             executed.logits.values = None  # the future outlives the step, the logits need not
-            sampled = self._sample(inputs.prepared, logits, outputs, size)
+            sampled = self._sample(inputs.prepared, logits, outputs, size, masks)
             # Only this step takes the future of the step before as its input.
             executed.frozen.end((inputs.input_ids.unwrap(),) if isinstance(inputs.input_ids, DeviceFuture) else ())
             return sampled
@@ -108,13 +108,23 @@ class DeviceStep:
         )
         return self.step.run(rows, layers=range(self.step.num_layers), ready=ready)
 
-    def _sample(self, prepared: Prepared, logits: torch.Tensor | None, outputs: Outputs, size: int) -> torch.Tensor:
+    def _sample(
+        self,
+        prepared: Prepared,
+        logits: torch.Tensor | None,
+        outputs: Outputs,
+        size: int,
+        masks: TokenMasks | None,
+    ) -> torch.Tensor:
         tokens, count, backend = torch.empty(0, dtype=torch.int64), len(prepared.sampled), self.runtime.backend
         if logits is None:
             raise InvariantBroken("sampling of a forward that left no logits")
         if count:
-            own = logits[:count]
-            sampled = self.sampler.sample(own, slots=prepared.sampled_slots, positions=prepared.sampled_positions)
+            own, slots, positions = logits[:count], prepared.sampled_slots, prepared.sampled_positions
+            if masks is None:
+                sampled = self.sampler.sample(own, slots=slots, positions=positions)
+            else:
+                sampled = self.sampler.sample(own, slots=slots, positions=positions, masks=masks)
             # The row of a NaN may be in the next forward already: its input must be a token of the vocabulary.
             tokens = sampled.tokens.masked_fill(sampled.nan, 0)
             outputs.tokens, outputs.nan = backend.to_host(tokens), backend.to_host(sampled.nan)

@@ -18,9 +18,11 @@ from tokenspeed.device.executors.landing import NoForwardLanding
 from tokenspeed.device.executors.ports import BlockPool, Logprobs, SlotStates
 from tokenspeed.device.executors.slot_states import TokensOnHost
 from tokenspeed.device.executors.slots import slot_state
+from tokenspeed.device.grammar_fill import Filler
 from tokenspeed.device.sampling.base import Sampler
 from tokenspeed.device.step import ForwardStep, LayersReady
 from tokenspeed.errors import InvariantBroken, SettingsError
+from tokenspeed.plane.grammar import GrammarMatchers, NoMatchers
 from tokenspeed.plane.plan import BlockCopy, BlockGrants, Dispatch, ForwardBatch, GroupBlocks, Seat
 from tokenspeed.plane.ports import Landing
 from tokenspeed.plane.specs import CacheGroupSpec
@@ -44,6 +46,7 @@ class FuturesExecutor:
     runner: ModelRunner
     outputs: OutputLoop
     pool: BlockPool
+    filler: Filler = attrs.field(factory=lambda: Filler(NoMatchers()))
     ended: EndedRows = attrs.field(factory=EndedRows)
 
     @property
@@ -66,7 +69,7 @@ class FuturesExecutor:
         Raises: InvariantBroken: plan and batch state contradict each other, or the dispatch carries
             inputs of a feature this build does not have.
         """
-        if dispatch.histories or dispatch.grammars or dispatch.ngram_windows:
+        if dispatch.histories or dispatch.ngram_windows or (dispatch.grammars and not dispatch.grammars.eager):
             raise InvariantBroken("a dispatch for a feature that was not built", dispatch=dispatch)
         if dispatch.seats:
             self.runtime.queue(partial(self._seat, dispatch.seats), "seat")
@@ -76,8 +79,10 @@ class FuturesExecutor:
             last_layer = self.runner.device.step.num_layers - 1
             return NoForwardLanding(event=self.runtime.queue(partial(ready.wait_for, last_layer), "fence"))
         output = self.runner.batch.view(batch, grants, dispatch, self.ended.take())
+        # The queue is drained (DO-10): the matchers know every token, the masks are true of this step.
+        masks = self.filler.fill(dispatch.grammars, batch.samples.nonzero()[0]) if dispatch.grammars else None
         self.runner.execute_model(output, ready)
-        landing = self.runner.sample_tokens()
+        landing = self.runner.sample_tokens(masks)
         if self.runner.asynchronous:
             self.outputs.handle_output(landing)
         return landing
@@ -132,6 +137,7 @@ def futures_executor(
     buffer: ExecutionBuffer | None = None,
     builder: InputBuilder | None = None,
     host_sync: HostSync = not_watched,
+    matchers: GrammarMatchers | None = None,
 ) -> FuturesExecutor:
     """An executor without requests, whose output thread runs; `close` joins it.
 
@@ -157,4 +163,9 @@ def futures_executor(
         asynchronous=asynchronous,
         host_sync=host_sync,
     )
-    return FuturesExecutor(runner=runner, outputs=open_output_loop(rank=rank, output_rank=output_rank), pool=pool)
+    return FuturesExecutor(
+        runner=runner,
+        outputs=open_output_loop(rank=rank, output_rank=output_rank),
+        pool=pool,
+        filler=Filler(matchers or NoMatchers()),
+    )

@@ -27,6 +27,7 @@ from tokenspeed.device.executors.futures.output import AsyncModelRunnerOutput
 from tokenspeed.device.executors.futures.runtime import DeviceFuture
 from tokenspeed.device.executors.landing import Outputs, StreamLanding
 from tokenspeed.device.host_sync import allow_host_sync
+from tokenspeed.device.sampling.base import TokenMasks
 from tokenspeed.device.step import LayersReady
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.results import ForwardResult
@@ -100,8 +101,11 @@ class ModelRunner:
         self._note("forward")
         state.execute_model_state = self.device.forward(inputs, ready, blocking=not self.asynchronous)
 
-    def sample_tokens(self) -> AsyncModelRunnerOutput:
-        """Launch sampling for the forward of `execute_model`; the output is unresolved in the asynchronous flow."""
+    def sample_tokens(self, grammar_output: TokenMasks | None = None) -> AsyncModelRunnerOutput:
+        """Launch sampling for the forward of `execute_model`; the output is unresolved in the asynchronous flow.
+
+        `grammar_output`: filled masks of the rows that grammars hold.
+        """
         state = self.state
         executed, state.execute_model_state = state.execute_model_state, None
         if executed is None:
@@ -110,7 +114,7 @@ class ModelRunner:
         sampled = self._snapshot(executed)
         self._note("sample")
         outputs = Outputs()
-        future = self.device.sample(executed, outputs)
+        future = self.device.sample(executed, outputs, grammar_output)
         self._note("generate_model_runner_output")
         landing = StreamLanding(event=future.event, prepared=executed.inputs.prepared, outputs=outputs)
         wrapped = AsyncModelRunnerOutput(
