@@ -116,6 +116,7 @@ class Choice:
             prompt_tokens=arrived.prompt_tokens or len(self.inp.prompt_ids),
             cached_tokens=min(arrived.cached_tokens, len(self.inp.prompt_ids)),
             completion_tokens=state.tokens,
+            weight_version=arrived.weight_version,
         )
 
     def _decode(self, ids: list[int], *, over: bool) -> tuple[str, list[int], Emitted]:

@@ -28,6 +28,7 @@ from tokenspeed.plane.messages import (
     OutputBatch,
     TopLogprobs,
 )
+from tokenspeed.plane.operations import FIRST_WEIGHT_VERSION
 from tokenspeed.plane.ports import Clock, EngineLink
 
 
@@ -41,6 +42,7 @@ class Arrived:
     Attributes:
         finish: RUNNING until the engine's last word on this sequence.
         status, message: why the engine ended or refused it; 0 and "" for an ordinary end.
+        weight_version: of the weights that computed this; an engine changes them between requests only.
     """
 
     ids: list[int] = attrs.field(factory=list[int])
@@ -53,6 +55,7 @@ class Arrived:
     finish: Finish = Finish.RUNNING
     status: int = 0
     message: str = ""
+    weight_version: str = ""
 
 
 @attrs.define(eq=False)
@@ -113,6 +116,7 @@ class ClientState:
     load: LoadReport | None = None
     gone: str | None = None
     progress_s: float = 0.0
+    weight_version: str = FIRST_WEIGHT_VERSION
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -143,6 +147,11 @@ class EngineClient:
     def load(self) -> LoadReport | None:
         """The engine's latest report, or None before the first."""
         return self.state.load
+
+    @property
+    def weight_version(self) -> str:
+        """Of the weights behind the engine's latest output."""
+        return self.state.weight_version
 
     @property
     def in_flight(self) -> int:
@@ -188,8 +197,12 @@ class EngineClient:
 
     def end_all(self) -> None:
         """Stop everything; each consumer sees an ordinary end with the reason ``abort``."""
+        self.end(tuple(self.state.routes))
+
+    def end(self, rids: Sequence[str]) -> None:
+        """Likewise, those of `rids` that still run."""
         self._drain()  # what came already is still theirs
-        routes = list(self.state.routes.items())
+        routes = [(rid, self.state.routes[rid]) for rid in rids if rid in self.state.routes]
         self.abort([rid for rid, _ in routes])
         for _, (inbox, place) in routes:
             inbox.at(place).finish = Finish.ABORT
@@ -244,6 +257,7 @@ class EngineClient:
     def _deliver(self, batch: OutputBatch) -> None:
         state = self.state
         moved = False
+        state.weight_version = batch.weight_version or state.weight_version
         for i, rid in enumerate(batch.rids):
             route = state.routes.get(rid)
             if route is None:  # ended here already: aborted, or cut at a stop string
@@ -259,6 +273,7 @@ class EngineClient:
                 entry.prompt_top_logprobs = batch.prompt_top_logprobs[i]
             entry.prompt_tokens = batch.prompt_tokens[i]
             entry.cached_tokens = batch.cached_tokens[i]
+            entry.weight_version = state.weight_version
             if batch.finished[i]:
                 entry.finish = Finish(batch.finished[i])
                 entry.status = batch.status[i]

@@ -28,6 +28,7 @@ class GenerationInput:
             between words; False for an answer that stands alone.
         timeout_s: ends this request sooner than the server's own limit.
         cache_salt: separates prefix-cache entries.
+        name: what the caller calls it, to end it by; "" : nothing. Need not be unique.
     """
 
     prompt_ids: Int32Array
@@ -42,6 +43,7 @@ class GenerationInput:
     timeout_s: float | None = None
     cache_salt: bytes = b""
     priority: int = 0
+    name: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -77,6 +79,7 @@ class ChoiceDelta:
         stop_reason: the stop string or the id in `stop_token_ids` that ended the choice.
         prompt_logprobs: once, with the choice's first delta, if asked for.
         completion_tokens: cumulative.
+        weight_version: of the weights that all of the choice was computed with.
     """
 
     prompt_index: int
@@ -90,6 +93,7 @@ class ChoiceDelta:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    weight_version: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -107,6 +111,7 @@ class ChoiceResult:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    weight_version: str = ""
 
 
 def joined(deltas: list[ChoiceDelta]) -> ChoiceResult:
@@ -124,4 +129,5 @@ def joined(deltas: list[ChoiceDelta]) -> ChoiceResult:
         prompt_tokens=last.prompt_tokens,
         cached_tokens=last.cached_tokens,
         completion_tokens=last.completion_tokens,
+        weight_version=last.weight_version,
     )

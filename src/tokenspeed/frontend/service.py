@@ -45,6 +45,13 @@ class Group:
     """Choices still running, by prompt."""
 
 
+@attrs.define(eq=False)
+class LiveGroups:
+    """Writer: GenerationService. The groups of calls that run, to be ended by what their callers name them."""
+
+    groups: set[Group] = attrs.field(factory=set[Group])
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class GenerationService:
     """Fans out, detokenizes, matches stop strings, trims, times out and cleans up.
@@ -60,6 +67,7 @@ class GenerationService:
     meter: RequestMeter
     timeout_s: float
     tracer: Tracer = attrs.field(factory=NoTracer)
+    live: LiveGroups = attrs.field(factory=LiveGroups)
 
     @property
     def info(self) -> EngineInfo:
@@ -80,6 +88,28 @@ class GenerationService:
         for engine in self.engines:
             engine.end_all()
 
+    def end_named(self, name: str) -> int:
+        """End what runs under a name that begins with `name`, with the reason ``abort``; returns how many sequences.
+
+        A sequence is known by the name in its input, and by the id that the engine knows it under.
+        """
+        ended = 0
+        for group in tuple(self.live.groups):
+            rids = [
+                choice.rid
+                for choice in group.choices
+                if not choice.state.ended
+                and (choice.rid == name or (choice.inp.name and choice.inp.name.startswith(name)))
+            ]
+            group.engine.end(rids)
+            ended += len(rids)
+        return ended
+
+    @property
+    def weight_version(self) -> str:
+        """Of all engines; while they differ, each different one, in the engines' order."""
+        return ", ".join(dict.fromkeys(engine.weight_version for engine in self.engines))
+
     def stream(self, inp: GenerationInput) -> AsyncGenerator[ChoiceDelta, None]:
         """Deltas of all `n` choices of one prompt, in order of arrival; see `stream_batch`."""
         return self.stream_batch((inp,))
@@ -99,6 +129,7 @@ class GenerationService:
         reason = "abort"
         try:
             group = self._start(inputs, began_s)
+            self.live.groups.add(group)
             limit_s = min([self.timeout_s, *(inp.timeout_s for inp in inputs if inp.timeout_s is not None)])
             timer = asyncio.get_running_loop().call_later(limit_s, group.inbox.expire)
             try:
@@ -125,6 +156,7 @@ class GenerationService:
             raise
         finally:
             if group is not None:
+                self.live.groups.discard(group)
                 self._close(group, reason)
             self.gate.leave(held)
 

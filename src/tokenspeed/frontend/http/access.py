@@ -26,7 +26,7 @@ class RequireKey:
     digest: bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._holds_key(scope):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self.holds_key(scope):
             await self.app(scope, receive, send)
             return
         error = RequestError(
@@ -34,7 +34,7 @@ class RequireKey:
         )
         await failure(error).response()(scope, receive, send)
 
-    def _holds_key(self, scope: Scope) -> bool:
+    def holds_key(self, scope: Scope) -> bool:
         for name, value in scope["headers"]:
             if name == b"authorization":
                 kind, _, key = value.partition(b" ")

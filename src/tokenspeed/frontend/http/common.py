@@ -12,6 +12,8 @@ from tokenspeed.frontend.http.api import Api
 from tokenspeed.frontend.http.errors import HttpError, faulty
 from tokenspeed.frontend.http.schema import MAX_REQUEST_ID_CHARS, GenerationFields
 from tokenspeed.frontend.limits import input_faults
+from tokenspeed.frontend.text.constraints import CONSTRAINT_FIELDS, bad_word_ids, constraint_of
+from tokenspeed.frontend.text.tokenizer import TextTokenizer
 from tokenspeed.plane.checks import Fault, fault, shown
 from tokenspeed.plane.messages import SamplingParams, frozen_tokens
 
@@ -45,9 +47,9 @@ def request_id(request: Request, given: str | None) -> tuple[tuple[bytes, bytes]
     return ((b"x-request-id", value.encode()),)
 
 
-def sampling_of(fields: GenerationFields, max_tokens: int | None) -> SamplingParams:
-    """Raises: RequestError: a key of logit_bias is no integer."""
-    return SamplingParams(
+def sampling_of(fields: GenerationFields, max_tokens: int | None, tokenizer: TextTokenizer) -> SamplingParams:
+    """Raises: RequestError: a key of logit_bias is no integer, or what is to hold the answer is no grammar."""
+    sampling = SamplingParams(
         max_new_tokens=max_tokens,
         min_new_tokens=fields.min_tokens,
         temperature=fields.temperature,
@@ -57,11 +59,15 @@ def sampling_of(fields: GenerationFields, max_tokens: int | None) -> SamplingPar
         frequency_penalty=fields.frequency_penalty,
         presence_penalty=fields.presence_penalty,
         repetition_penalty=fields.repetition_penalty,
-        logit_bias=_bias(fields.logit_bias),
+        logit_bias=bias_of(fields.logit_bias),
         seed=fields.seed,
         stop_token_ids=tuple(fields.stop_token_ids),
         ignore_eos=fields.ignore_eos,
+        bad_words=bad_word_ids(tokenizer, fields.bad_words) if fields.bad_words else (),
+        allowed_token_ids=tuple(fields.allowed_token_ids or ()),
     )
+    constraint = constraint_of({name: getattr(fields, name) for name in CONSTRAINT_FIELDS})
+    return sampling if constraint is None else constraint.into(sampling)
 
 
 def input_of(
@@ -85,6 +91,7 @@ def input_of(
         skip_special_tokens=fields.skip_special_tokens,
         cache_salt=(fields.cache_salt or "").encode(),
         priority=fields.priority,
+        name=fields.request_id or "",
     )
 
 
@@ -100,7 +107,7 @@ def check_inputs(api: Api, inputs: Sequence[GenerationInput], *, field: str) -> 
         raise faulty(list(found))
 
 
-def _bias(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
+def bias_of(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
     faults = [fault("logit_bias key", key, "a token id") for key in given if not _KEY.fullmatch(key)]
     if faults:
         raise faulty(faults)

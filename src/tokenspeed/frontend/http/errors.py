@@ -25,6 +25,7 @@ _KINDS: Mapping[int, tuple[str, str]] = MappingProxyType(
     {
         400: ("invalid_request_error", "invalid_value"),
         401: ("authentication_error", "invalid_api_key"),
+        403: ("permission_error", "forbidden"),
         404: ("not_found_error", "not_found"),
         405: ("invalid_request_error", "method_not_allowed"),
         408: ("timeout_error", "request_timeout"),

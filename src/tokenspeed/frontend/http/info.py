@@ -21,6 +21,7 @@ from tokenspeed.frontend.http.info_replies import (
     ModelInfo,
     ServerInfo,
     ServerLoad,
+    WeightVersion,
 )
 from tokenspeed.frontend.http.replies import Model, ModelList, Version
 from tokenspeed.plane.messages import LoadReport
@@ -106,8 +107,13 @@ async def model_info(api: Api, _request: Request) -> Response:
             has_chat_template=api.prompts.chat is not None,
             tool_parser=api.family.calls,
             reasoning_parser=None if api.family.reasoning is None else api.family.reasoning.opens,
+            weight_version=api.service.weight_version,
         )
     )
+
+
+async def weight_version(api: Api, _request: Request) -> Response:
+    return json_reply(WeightVersion(weight_version=api.service.weight_version))
 
 
 async def server_info(api: Api, _request: Request) -> Response:

@@ -54,6 +54,13 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     has_chat_template: bool
     tool_parser: str
     reasoning_parser: str | None
+    weight_version: str
+
+
+class WeightVersion(msgspec.Struct, kw_only=True):
+    """Of the weights that serve; more than one, separated by commas, while engines differ."""
+
+    weight_version: str
 
 
 class EngineReply(msgspec.Struct, kw_only=True):

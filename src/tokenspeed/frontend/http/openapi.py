@@ -88,7 +88,7 @@ def _statuses(op: Operation, *, keyed: bool) -> list[int]:
     """What this operation may answer besides 200."""
     found = [500]
     if op.takes is not None:
-        found = [status for status in DOCUMENTED_STATUSES if status not in (401, 405, 409)]
+        found = [status for status in DOCUMENTED_STATUSES if status not in (401, 403, 405, 409)]
     elif "{" in op.path:
         found.append(404)
     return sorted({*found, *op.statuses, *((401,) if keyed and op.path not in OPEN_PATHS else ())})

@@ -9,10 +9,20 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenspeed.frontend.http import chat, completions, info, messages_api, probes, responses, text_tools
+from tokenspeed.frontend.http import (
+    chat,
+    completions,
+    info,
+    messages_api,
+    native_generate,
+    probes,
+    responses,
+    text_tools,
+)
 from tokenspeed.frontend.http.api import Api
-from tokenspeed.frontend.http.info_replies import Loads, ModelInfo, ServerInfo, ServerLoad
+from tokenspeed.frontend.http.info_replies import Loads, ModelInfo, ServerInfo, ServerLoad, WeightVersion
 from tokenspeed.frontend.http.messages_schema import CountedTokens, CountTokensRequest, MessageReply, MessagesRequest
+from tokenspeed.frontend.http.native_schema import Generated, GenerateFields
 from tokenspeed.frontend.http.replies import (
     ChatCompletion,
     Completion,
@@ -69,6 +79,7 @@ ROUTES: tuple[RouteSpec, ...] = (
     _post("/v1/chat/completions", chat.create_chat_completion, "Answer a conversation", ChatRequest, ChatCompletion),
     _get("/v1/models", info.list_models, "The served model", ModelList),
     _get("/v1/models/{model:path}", info.get_model, "One model", ModelReply),
+    _post("/generate", native_generate.generate, "Generate, in SGLang's form", GenerateFields, Generated),
     _post("/tokenize", text_tools.tokenize, "Text to token ids", TokenizeRequest, Tokenized),
     _post("/v1/tokenize", text_tools.tokenize, "Text to token ids", TokenizeRequest, Tokenized),
     _post("/detokenize", text_tools.detokenize, "Token ids to text", DetokenizeRequest, Detokenized),
@@ -105,6 +116,8 @@ ROUTES: tuple[RouteSpec, ...] = (
     _get("/get_server_info", info.server_info, "Settings and engines", ServerInfo),
     _get("/model_info", info.model_info, "The model as the server sees it", ModelInfo),
     _get("/get_model_info", info.model_info, "The model as the server sees it", ModelInfo),
+    _get("/get_weight_version", info.weight_version, "The version of the weights that serve", WeightVersion),
+    _get("/weight_info", info.weight_version, "The same", WeightVersion),
     RouteSpec(
         path="/ping", methods=("GET", "POST"), handle=probes.live, summary="Whether the server answers", gives=Health
     ),
@@ -113,6 +126,6 @@ ROUTES: tuple[RouteSpec, ...] = (
 UNSUPPORTED = (
     *("/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/moderations"),
     *("/v1/images/generations", "/v1/audio/transcriptions", "/v1/audio/speech", "/v1/load_lora_adapter"),
-    *("/v1/unload_lora_adapter", "/generate", "/rerank", "/score", "/pooling", "/classify"),
+    *("/v1/unload_lora_adapter", "/rerank", "/score", "/pooling", "/classify"),
 )
 """Routes of this family of servers that this build does not serve: they say so instead of 404."""
