@@ -15,7 +15,7 @@ from tokenspeed.control.l3 import AgreedStorage
 from tokenspeed.plane.messages import Finish
 from tokenspeed.plane.plan import ExecutionPlan, LoadBackOp, RestoreOp, StorageVerb, WriteBackOp
 from tokenspeed.plane.ports import SchedulingPolicy
-from tokenspeed.plane.results import Accepted, HeadFacts, StorageDone, StorageTick, SubmitResult
+from tokenspeed.plane.results import Accepted, HeadFacts, Rejected, StorageDone, StorageTick, SubmitResult
 from tokenspeed.scheduler.config import Role, SchedulerConfig
 from tokenspeed.scheduler.host.tier import HostTier
 from tokenspeed.scheduler.names import root_name
@@ -66,7 +66,8 @@ class Node:
         batch = [rig.add(prompt, **more) for _ in range(copies)]  # type: ignore[arg-type]
         held = rig.scheduler.sizes().held
         result = rig.submit(*batch)
-        accepted = isinstance(result, Accepted)
+        accepted = result == Accepted(count=copies)
+        assert accepted or isinstance(result, Rejected)
         assert rig.scheduler.sizes().held == held + (copies if accepted else 0)
         if not accepted:
             for request in batch:
@@ -114,6 +115,7 @@ class Node:
                 storage=self.stored.forward,
                 now_s=self.stored.executor.now_s,
                 completed=(self.told[which % len(self.told)],),
+                cancelled=(10**6,),
             )
             self.rig.scheduler.advance_head(HeadFacts(tick=tick))
 
@@ -124,6 +126,7 @@ class Node:
         rig = self.rig
         rig.check_tokens()
         rig._drain()
+        assert rig.scheduler.drain_kv_events() == ()
         rig.check_events()
         rig.audit()
         assert rig.scheduler.pool.fits([0] * rig.scheduler.pool.groups), "a promise that cannot be kept"
