@@ -195,10 +195,10 @@ async def _prompts(api: Api, fields: GenerateFields) -> list[list[int]]:
             for at, text in enumerate(texts)
         ]
     ids = fields.input_ids or []
-    listed = bool(ids) and isinstance(ids[0], list)
-    prompts = (
-        [list(one) for one in ids if isinstance(one, list)] if listed else [[i for i in ids if isinstance(i, int)]]
-    )
+    listed = [list(one) for one in ids if isinstance(one, list)]
+    if listed and len(listed) < len(ids):
+        raise faulty([fault("input_ids", ids, "token ids, or lists of them; not both")])
+    prompts = listed or [[token for token in ids if isinstance(token, int)]]
     for at, prompt in enumerate(prompts):
         name = f"input_ids[{at}]" if listed else "input_ids"
         if not prompt:

@@ -48,7 +48,7 @@ class GenerateFields(msgspec.Struct, kw_only=True):
     """
 
     text: str | list[str] | None = None
-    input_ids: list[int] | list[TokenIds] | None = None
+    input_ids: list[int | TokenIds] | None = None
     sampling_params: dict[str, object] | list[dict[str, object]] | None = None
     rid: Name | list[Name] | None = None
     return_logprob: bool = False
