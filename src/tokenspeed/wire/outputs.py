@@ -16,13 +16,14 @@ from tokenspeed.plane.messages import (
     TopLogprobs,
 )
 from tokenspeed.wire.faults import WireError
-from tokenspeed.wire.layouts import OUTPUT, REPLY, Layouts
+from tokenspeed.wire.layouts import OUTPUT, OUTPUT_APPENDED, OUTPUT_FIELDS, REPLY, Layouts
 from tokenspeed.wire.structs import OutputStruct, ReplyStruct, laid_out, named, typed, untagged
 
 T = TypeVar("T")
 
 _FINISH = {word: int(finish) for word, finish in zip(FINISH_WORDS, Finish, strict=True)}
 NO_LOAD = LoadReport()
+KNOWN_COLUMNS = frozenset(OUTPUT_FIELDS + OUTPUT_APPENDED)
 LOGPROB_COLUMNS = (
     "output_token_logprobs_val",
     "output_token_logprobs_idx",
@@ -85,7 +86,7 @@ def decode_output(values: object, layouts: Layouts) -> OutputBatch:
     got = typed(fields, OutputStruct, OUTPUT)
     rows = len(got.rids)
     for name, value in fields.items():
-        if isinstance(value, list) and len(value) != rows:
+        if isinstance(value, list) and len(value) != rows and name in KNOWN_COLUMNS:
             raise WireError(name, f"{len(value)} entries for {rows} rows")
     tops = _tops("output_top_logprobs_idx", got.output_top_logprobs_idx, got.output_top_logprobs_val, rows)
     prompt_tops = _tops("input_top_logprobs_idx", got.input_top_logprobs_idx, got.input_top_logprobs_val, rows)

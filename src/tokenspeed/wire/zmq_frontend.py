@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 import attrs
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from tokenspeed.errors import PeerLost
 from tokenspeed.plane.messages import GenerateRequest, Refusal
@@ -23,12 +22,12 @@ from tokenspeed.wire.engines import Commands, Drop, EngineState, Stage, Submit, 
 from tokenspeed.wire.faults import WireError
 from tokenspeed.wire.handshake import (
     MAX_ENGINES,
-    DataAddresses,
     decode_greeting,
     decode_registration,
     encode_init,
     identity_of,
 )
+from tokenspeed.wire.hub_sockets import EngineSockets, bind_data, bound_at, connections_ended, descriptor_of
 from tokenspeed.wire.outputs import refused
 from tokenspeed.wire.waker import open_waker
 
@@ -42,31 +41,6 @@ MAX_UNREADABLE = 3
 """Undecodable messages in a row after which an engine counts as gone."""
 
 READ_BURST = 64
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class EngineSockets:
-    """One engine's data sockets, bound, with a monitor each."""
-
-    input: zmq.Socket[bytes]
-    input_monitor: zmq.Socket[bytes]
-    output: zmq.Socket[bytes]
-    output_monitor: zmq.Socket[bytes]
-
-    @property
-    def all(self) -> tuple[zmq.Socket[bytes], ...]:
-        return (self.input, self.input_monitor, self.output, self.output_monitor)
-
-    def addresses(self) -> DataAddresses:
-        return DataAddresses(input=_bound_at(self.input), output=_bound_at(self.output))
-
-    def close(self) -> None:
-        if self.input.closed:
-            return
-        self.input.disable_monitor()
-        self.output.disable_monitor()
-        for socket in self.all:
-            socket.close(linger=0)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -210,7 +184,7 @@ class HubThread:
             return
         slot.state.info = attrs.evolve(registered.info, engine_index=slot.index)
         slot.state.codec = FrontendCodec(layouts=registered.layouts)
-        slot.state.input_fd = _descriptor(frames[1])
+        slot.state.input_fd = descriptor_of(frames[1])
         slot.state.stage = Stage.REGISTERED
         with self.state.changed:
             self.state.registered += 1
@@ -230,9 +204,9 @@ class HubThread:
             self._register(slot)
         if sockets.output in ready or sockets.output_monitor in ready:
             self._read(slot, READ_BURST)
-        if sockets.output_monitor in ready and state.output_fd in _closed(sockets.output_monitor):
+        if sockets.output_monitor in ready and state.output_fd in connections_ended(sockets.output_monitor):
             self._end(slot, "it disconnected")
-        left = sockets.input_monitor in ready and state.input_fd in _closed(sockets.input_monitor)
+        left = sockets.input_monitor in ready and state.input_fd in connections_ended(sockets.input_monitor)
         if left and state.until_s is None:
             # Its outputs came over another connection, whose end will tell that all of them are here.
             state.until_s = self.clock_s() + LAST_WORDS_S
@@ -259,7 +233,7 @@ class HubThread:
                 frames = slot.sockets.output.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return False
-            slot.state.output_fd = _descriptor(frames[0])
+            slot.state.output_fd = descriptor_of(frames[0])
             self._deliver(slot, frames[0].bytes)
         return True
 
@@ -345,7 +319,7 @@ def bind_hub(*, engines: int, address: str = LOOPBACK) -> FrontendHub:
     try:
         handshake = context.socket(zmq.ROUTER)
         handshake.bind(address)
-        slots = tuple(EngineSlot(index=i, sockets=_bind_data(context, address, i)) for i in range(engines))
+        slots = tuple(EngineSlot(index=i, sockets=bind_data(context, address, i)) for i in range(engines))
     except BaseException as exc:
         context.destroy(linger=0)
         if isinstance(exc, zmq.ZMQError):
@@ -354,48 +328,7 @@ def bind_hub(*, engines: int, address: str = LOOPBACK) -> FrontendHub:
     commands = Commands(waker=open_waker())
     state = HubState()
     hub = HubThread(handshake=handshake, slots=slots, commands=commands, state=state)
-    at = _bound_at(handshake)
+    at = bound_at(handshake)
     thread = threading.Thread(target=hub.run, name="ts-hub", daemon=True)
     thread.start()
     return FrontendHub(address=at, slots=slots, commands=commands, state=state, context=context, thread=thread)
-
-
-def _bind_data(context: zmq.Context[zmq.Socket[bytes]], address: str, index: int) -> EngineSockets:
-    inward = context.socket(zmq.ROUTER)
-    # An engine always reads its input; a limit here would make the socket drop requests in silence.
-    inward.setsockopt(zmq.SNDHWM, 0)
-    outward = context.socket(zmq.PULL)
-    sockets = EngineSockets(
-        input=inward,
-        input_monitor=inward.get_monitor_socket(zmq.EVENT_DISCONNECTED),
-        output=outward,
-        output_monitor=outward.get_monitor_socket(zmq.EVENT_DISCONNECTED),
-    )
-    inward.bind(_data_address(address, f"in-{index}"))
-    outward.bind(_data_address(address, f"out-{index}"))
-    return sockets
-
-
-def _data_address(handshake: str, suffix: str) -> str:
-    if handshake.startswith("ipc://"):
-        return f"{handshake}-{suffix}"
-    return f"{handshake.rpartition(':')[0]}:*"
-
-
-def _bound_at(socket: zmq.Socket[bytes]) -> str:
-    at = socket.getsockopt(zmq.LAST_ENDPOINT)
-    return at.decode().rstrip("\0") if isinstance(at, bytes) else str(at)
-
-
-def _descriptor(frame: zmq.Frame) -> int:
-    """The descriptor of the connection that the frame came over; the monitor's events name the same one."""
-    fd = frame.get(zmq.SRCFD)
-    return fd if isinstance(fd, int) else -1
-
-
-def _closed(monitor: zmq.Socket[bytes]) -> set[int]:
-    """Descriptors of connections that ended since the last call."""
-    ended: set[int] = set()
-    while monitor.poll(0):
-        ended.add(int(recv_monitor_message(monitor)["value"]))
-    return ended
