@@ -21,19 +21,33 @@ REPEATED = 4
 
 @attrs.frozen
 class Prompt:
-    """A prompt and its reference: tokens, and the distance of the two best logits at each."""
+    """A prompt and its reference: tokens, and the distance of the two best logits at each.
+
+    Attributes:
+        top: of each token the likeliest ids with their log-probabilities, best first; [] where the file has none.
+    """
 
     rid: str
     ids: list[int]
     expected: list[int]
     margins: list[float]
+    top: list[dict[int, float]] = attrs.field(factory=list)
 
 
 def read_prompts(name: str) -> list[Prompt]:
     """The prompts of reference file `name`."""
     data = json.loads((REFERENCES / name).read_text())
     return [
-        Prompt(rid=f"p{i}", ids=entry["prompt"], expected=entry["tokens"], margins=entry["margins"])
+        Prompt(
+            rid=f"p{i}",
+            ids=entry["prompt"],
+            expected=entry["tokens"],
+            margins=entry["margins"],
+            top=[
+                dict(zip(*both, strict=True))
+                for both in zip(entry.get("top_ids", []), entry.get("top_logprobs", []), strict=True)
+            ],
+        )
         for i, entry in enumerate(data["prompts"])
     ]
 

