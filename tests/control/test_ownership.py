@@ -15,10 +15,10 @@ from rig import ScriptedScheduler, hand_rig, one_row_batch, request
 from tokenspeed.control.cache_ops import CacheOps
 from tokenspeed.control.event_loop import EventLoop
 from tokenspeed.control.gate import DpStep, Gate
+from tokenspeed.control.grammar import Settled
 from tokenspeed.control.relay import Relay
 from tokenspeed.control.request_stats import RequestStats
 from tokenspeed.errors import InvariantBroken
-from tokenspeed.control.grammar import Settled
 from tokenspeed.plane.grammar import GrammarPlan, GrammarRow
 from tokenspeed.plane.messages import AbortRequest, ResumeOp
 from tokenspeed.plane.plan import ExecutionPlan, ForwardBatch, HistorySeed, Sampling, WriteBackOp, int32
@@ -183,10 +183,10 @@ class Seeds:
         return (HistorySeed(slot=0, prefix_length=3, first=0, tokens=int32([1, 2, 3])),)
 
 
-@attrs.frozen(eq=False)
 HELD = GrammarPlan(rows=(GrammarRow(index=0, handle=7, produced=0, known=()),))
 
 
+@attrs.frozen(eq=False)
 class Matchers:
     def refuses(self, sampling: object) -> str:
         return ""

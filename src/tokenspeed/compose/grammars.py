@@ -55,7 +55,7 @@ def compile_pool(
 
 def vocabulary_of(checkpoint: Checkpoint, *, size: int) -> Vocabulary:
     """The bytes of ids below `size`; a second for fifty thousand."""
-    from tokenspeed.frontend.text.tokenizer import load_tokenizer  # noqa: PLC0415 -- only with the first grammar
+    from tokenspeed.frontend.text.tokenizer import load_tokenizer  # only with the first grammar
 
     tokenizer = load_tokenizer(checkpoint)
     tokens = tuple(b"" if tokenizer.is_special(one) else tokenizer.token_bytes(one) for one in range(size))

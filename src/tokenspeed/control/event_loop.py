@@ -125,7 +125,7 @@ class EventLoop:
         self._submit(self.epd.stage(self.grammar.queue(intake.rows)))
         self._abort(self.ingress.rows_of(routed.aborts), "the client cancelled the request")
         self._abort(self._rows_to_end(routed), routed.abort_why or "the request was aborted")
-        self._abort(self._compiling_in_a_drain(), "the engine is draining, and this request's grammar was not compiled yet")
+        self._abort(self._compiling_in_a_drain(), "the engine drains, and does not wait for this request's grammar")
         self._settle(self.grammar.ready())
         self._submit(self.epd.ready())
         self.control_ops.tell(self.profiling.serve(routed.profiles, self.plane))

@@ -250,7 +250,7 @@ class CompiledGrammars:
                 self.compiler.drop(handle)
 
     def _agreed(self) -> dict[int, tuple[int, str]]:
-        """Status and error of each waiting row that every rank has a verdict for; the first error counts (GR-2, GR-3)."""
+        """Status and error of each waiting row that every rank has a verdict for (GR-2, GR-3): the first error."""
         state, rid = self.state, self.table.identity.rid
         mine = {rid[row]: state.landed[handle] for row, handle in state.waiting.items() if handle in state.landed}
         facts = tuple((name, verdict.status, verdict.error) for name, verdict in mine.items())

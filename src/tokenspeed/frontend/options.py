@@ -31,6 +31,9 @@ class SamplingOptions:
         n: choices for each prompt.
         seed: makes random draws repeatable; choice i uses ``seed + i``.
         logprobs: alternatives to report for each token; None: no log-probabilities.
+        json_schema, regex, ebnf, structural_tag: what the answer is held to, as text; at most one.
+        bad_words: token sequences that are not completed. allowed_token_ids: no other token is drawn.
+        processors: registered logits processors by name, each with its argument as JSON text.
     """
 
     max_tokens: int | None = DEFAULT_MAX_TOKENS
@@ -53,6 +56,13 @@ class SamplingOptions:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     timeout_s: float | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    processors: tuple[tuple[str, str], ...] = ()
 
     def with_prompt(self, prompt_ids: Int32Array) -> GenerationInput:
         """This sampling for one prompt, int32 ``[tokens]``."""
@@ -72,6 +82,13 @@ class SamplingOptions:
                 seed=self.seed,
                 stop_token_ids=self.stop_token_ids,
                 ignore_eos=self.ignore_eos,
+                json_schema=self.json_schema,
+                regex=self.regex,
+                ebnf=self.ebnf,
+                structural_tag=self.structural_tag,
+                bad_words=self.bad_words,
+                allowed_token_ids=self.allowed_token_ids,
+                processors=self.processors,
             ),
             stop=self.stop,
             include_stop=self.include_stop,

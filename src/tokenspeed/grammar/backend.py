@@ -85,8 +85,11 @@ class XgrammarCompiled:
 
 @attrs.frozen(kw_only=True, eq=False)
 class XgrammarBackend:
+    """`compiler` and `json_compiler` differ in their vocabularies, see `json_tokens`."""
+
     library: Any
     compiler: Any
+    json_compiler: Any
     whitespace: int
     endless: bool
 
@@ -96,7 +99,9 @@ class XgrammarBackend:
             match source.kind:
                 case "json_schema":
                     bounded = {"max_whitespace_cnt": self.whitespace} if self.whitespace else {}
-                    inner = compiler.compile_json_schema(source.text, any_whitespace=bool(self.whitespace), **bounded)
+                    inner = self.json_compiler.compile_json_schema(
+                        source.text, any_whitespace=bool(self.whitespace), **bounded
+                    )
                 case "regex":
                     inner = compiler.compile_regex(source.text)
                 case "ebnf":
@@ -112,16 +117,29 @@ class XgrammarBackend:
 
 def load_backend(vocabulary: Vocabulary, *, whitespace: int) -> XgrammarBackend:
     """Import the library and show it the vocabulary; takes a second or more."""
-    import xgrammar  # noqa: PLC0415 -- costs a second and 40 MB, which engines without grammars need not pay
+    import xgrammar  # costs a second and 40 MB, which engines without grammars need not pay
 
-    info = xgrammar.TokenizerInfo(
-        list(vocabulary.tokens),
-        xgrammar.VocabType.RAW,
-        vocab_size=len(vocabulary.tokens),
-        stop_token_ids=list(vocabulary.stops),
+    def compiler(tokens: list[bytes]) -> Any:
+        info = xgrammar.TokenizerInfo(
+            tokens, xgrammar.VocabType.RAW, vocab_size=len(tokens), stop_token_ids=list(vocabulary.stops)
+        )
+        return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+    return XgrammarBackend(
+        library=xgrammar,
+        compiler=compiler(list(vocabulary.tokens)),
+        json_compiler=compiler(json_tokens(vocabulary)),
+        whitespace=whitespace,
+        endless=not vocabulary.stops,
     )
-    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-    return XgrammarBackend(library=xgrammar, compiler=compiler, whitespace=whitespace, endless=not vocabulary.stops)
+
+
+def json_tokens(vocabulary: Vocabulary) -> list[bytes]:
+    """Without tokens that hold a control character but the line end, which no JSON needs.
+
+    JSON has none inside strings, but the library lets some into strings of bounded length.
+    """
+    return [b"" if any(byte < 0x20 and byte != 0x0A for byte in token) else token for token in vocabulary.tokens]
 
 
 def _words(error: Exception) -> str:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Protocol
 
 import attrs
@@ -125,10 +126,8 @@ class CompileProcess:
         process.wait()
         for stream in (process.stdin, process.stdout):
             if stream is not None:
-                try:
+                with suppress(BrokenPipeError):  # what was not written yet
                     stream.close()
-                except BrokenPipeError:  # what was not written yet
-                    pass
 
 
 def _ask(process: subprocess.Popen[bytes], body: bytes, timeout_s: float) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import attrs
 
 from tokenspeed.errors import SettingsError
-from tokenspeed.settings.keys import Path, dotted
 from tokenspeed.settings.choices import Executor, GrammarFill
+from tokenspeed.settings.keys import Path, dotted
 from tokenspeed.settings.model import Backend, Retraction, Settings, SimulatedSettings, Transport, WritePolicy
 
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
+
+import msgspec
 
 from tokenspeed.plane.messages import GenerateRequest, SamplingParams
 from tokenspeed.wire.faults import WireError
 from tokenspeed.wire.layouts import REQUEST, SAMPLING, Layouts
-from tokenspeed.wire.structs import RequestStruct, SamplingStruct, laid_out, named, token_array, typed, untagged
+from tokenspeed.wire.structs import (
+    OwnParams,
+    RequestStruct,
+    SamplingStruct,
+    laid_out,
+    named,
+    token_array,
+    typed,
+    untagged,
+)
 
 SHORTEST = 11
 """Elements that every request has, the tag included."""
@@ -34,7 +45,15 @@ _NOT_SERVED = (
     "input_extra_infos",
     "multimodal_inputs",
 )
-_SAMPLING_NOT_SERVED = ("stop", "stop_strs", "thinking_budget", "custom_params")
+_SAMPLING_NOT_SERVED = ("stop", "stop_strs", "thinking_budget")
+_OWN_KEY = "tokenspeed"
+_OWN = ("bad_words", "allowed_token_ids", "processors")
+
+
+class _Own(TypedDict, total=False):
+    bad_words: tuple[tuple[int, ...], ...]
+    allowed_token_ids: tuple[int, ...]
+    processors: tuple[tuple[str, str], ...]
 
 
 def encode_request(request: GenerateRequest, layouts: Layouts) -> list[object]:
@@ -118,6 +137,7 @@ def _encode_sampling(params: SamplingParams, layouts: Layouts) -> list[object]:
         "ebnf": params.ebnf,
         "structural_tag": params.structural_tag,
         "ignore_eos": params.ignore_eos,
+        "custom_params": _own_params(params),
         "skip_special_tokens": True,
         "spaces_between_special_tokens": True,
         "no_stop_trim": False,
@@ -154,7 +174,25 @@ def _decode_sampling(got: SamplingStruct) -> SamplingParams:
         regex=got.regex,
         ebnf=got.ebnf,
         structural_tag=got.structural_tag,
+        **_read_own(got.custom_params),
     )
+
+
+def _own_params(params: SamplingParams) -> dict[str, object] | None:
+    """Fields for which these layouts have no place, in the one that is for anything."""
+    own: dict[str, object] = {name: getattr(params, name) for name in _OWN if getattr(params, name)}
+    return {_OWN_KEY: own} if own else None
+
+
+def _read_own(custom: object) -> _Own:
+    """Raises: WireError: our own part is not what `_own_params` writes."""
+    if not isinstance(custom, dict) or _OWN_KEY not in custom:
+        return _Own()
+    try:
+        own = msgspec.convert(custom[_OWN_KEY], OwnParams)
+    except msgspec.ValidationError as no:
+        raise WireError("sampling_params.custom_params", str(no)) from None
+    return _Own(bad_words=own.bad_words, allowed_token_ids=own.allowed_token_ids, processors=own.processors)
 
 
 def _token_id(key: str | int) -> int:
@@ -169,6 +207,9 @@ def _unsupported(fields: dict[str, Any], got: RequestStruct) -> tuple[str, ...]:
     names = [name for name in _NOT_SERVED if fields.get(name)]
     sampling = fields["sampling_params"]
     names += [name for name in _SAMPLING_NOT_SERVED if sampling.get(name)]
+    custom = got.sampling_params.custom_params
+    if custom and not (isinstance(custom, dict) and custom.keys() == {_OWN_KEY}):
+        names.append("custom_params")
     if got.sampling_params.n != 1:
         names.append("n")
     return (*names, *got.unsupported)

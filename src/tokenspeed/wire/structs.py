@@ -55,6 +55,14 @@ class SamplingStruct(msgspec.Struct, kw_only=True):
     is_normalized: bool = True
 
 
+class OwnParams(msgspec.Struct, kw_only=True):
+    """What our frontend puts into ``custom_params``."""
+
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    processors: tuple[tuple[str, str], ...] = ()
+
+
 class RequestStruct(msgspec.Struct, kw_only=True):
     """The fields of a request that this build acts on or refuses."""
 

@@ -82,8 +82,8 @@ class Processors:
                 )
                 for name, argument in wanted
             )
-        except Exception:
-            self._break(seat.slot, "at its start")
+        except Exception as error:
+            self._break(seat.slot, "at its start", error)
 
     def release(self, slot: int) -> None:
         self.seated.rows.pop(slot, None)
@@ -97,19 +97,19 @@ class Processors:
         for processor in self.seated.rows.get(slot, ()):
             try:
                 processor(logits, position)
-            except Exception:
-                self._break(slot, f"at position {position}")
+            except Exception as error:
+                self._break(slot, f"at position {position}", error)
         return slot not in self.seated.broken
 
     def drew(self, slot: int, token: int) -> None:
         for processor in self.seated.rows.get(slot, ()):
             try:
                 processor.drew(token)
-            except Exception:
-                self._break(slot, f"when it was told of token {token}")
+            except Exception as error:
+                self._break(slot, f"when it was told of token {token}", error)
 
-    def _break(self, slot: int, when: str) -> None:
+    def _break(self, slot: int, when: str, error: Exception) -> None:
         """The row's next token is none, which ends the request (OL-6)."""
-        log.exception("a logits processor failed %s (slot %d); its request ends", when, slot)
+        log.error("a logits processor failed %s (slot %d); its request ends", when, slot, exc_info=error)
         self.seated.rows.pop(slot, None)
         self.seated.broken.add(slot)

@@ -28,7 +28,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 async def create_completion(api: Api, request: Request) -> Response:
-    fields = SHAPE.read(await read_json(request, max_bytes=api.max_body_bytes))
+    fields = SHAPE.read(await read_json(request, max_bytes=api.max_body_bytes, workers=api.prompts.workers))
     check_model(api, fields.model)
     echoed_id = request_id(request, fields.request_id)
     answer = await _prepare(api, fields)
@@ -149,7 +149,7 @@ async def _prepare(api: Api, fields: CompletionRequest) -> CompletionAnswer:
     if silent and not fields.echo:
         raise faulty([fault("max_tokens", 0, "at least 1, or 0 together with echo")])
     wanted = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
-    sampling = sampling_of(fields, max(wanted, 1))
+    sampling = sampling_of(fields, max(wanted, 1), api.prompts.tokenizer)
     echo_logprobs = fields.logprobs if fields.echo else None
     asked = [top for top in (echo_logprobs, fields.prompt_logprobs) if top is not None]
     inputs, echoes = [], []

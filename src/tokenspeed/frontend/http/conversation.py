@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 import msgspec
@@ -13,6 +13,7 @@ from tokenspeed.frontend.http.common import check_inputs, cut_to, input_of, samp
 from tokenspeed.frontend.http.errors import faulty
 from tokenspeed.frontend.http.messages import template_ready
 from tokenspeed.frontend.http.schema import ChatRequest, NamedTool
+from tokenspeed.frontend.text.constraints import grammar_kinds
 from tokenspeed.frontend.text.output.families import CallPlan, OutputFamily
 from tokenspeed.frontend.text.output.parts import OutputParser, Part, PartKind
 from tokenspeed.frontend.text.output.reasoning import reasoning_tokens
@@ -87,14 +88,14 @@ async def prepare_conversation(api: Api, fields: ChatRequest, *, field: str = "m
     Raises: RequestError: 400 naming every fault.
     """
     messages, faults = template_ready(fields.messages)
-    faults += (*_format_faults(fields.response_format), *_logprob_faults(api, fields), *_choice_faults(fields))
+    faults += (*_logprob_faults(api, fields), *_choice_faults(fields))
     most = api.service.info.max_model_len
     if len(messages) > most:
         faults += (fault(field, f"{len(messages)} messages", f"at most {most}, the tokens of the context"),)
     if faults:
         raise faulty(faults)
     max_tokens = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
-    sampling = sampling_of(fields, max_tokens)
+    sampling = sampling_of(fields, max_tokens, api.prompts.tokenizer)
     tools = () if fields.tool_choice == "none" else tuple(tool_object(tool) for tool in fields.tools)
     effort = {} if fields.reasoning_effort is None else {"reasoning_effort": fields.reasoning_effort}
     ids = await api.prompts.from_messages(
@@ -108,6 +109,8 @@ async def prepare_conversation(api: Api, fields: ChatRequest, *, field: str = "m
     opened = _opened(api, ids)
     plan = _plan(fields)
     if plan is not None and plan.constrained:
+        if grammar_kinds(sampling):
+            raise faulty([fault("tool_choice", fields.tool_choice, "auto or none where a grammar holds the answer")])
         functions = [msgspec.to_builtins(tool.function) for tool in fields.tools if tool.function.name in plan.names]
         held = api.family.constraint(functions, single=plan.single, opened=opened)
         sampling = attrs.evolve(sampling, json_schema=held.json_schema, structural_tag=held.structural_tag)
@@ -169,11 +172,6 @@ def _choice_faults(fields: ChatRequest) -> Iterable[Fault]:
     for at, name in enumerate(names):
         if name in names[:at]:
             yield fault(f"tools[{at}].function.name", name, "a name that no other tool has")
-
-
-def _format_faults(given: Mapping[str, object] | None) -> Iterable[Fault]:
-    if given is not None and given.get("type") != "text":
-        yield fault("response_format", given, '{"type": "text"}; JSON formats are not supported yet')
 
 
 def _logprob_faults(api: Api, fields: ChatRequest) -> Iterable[Fault]:

@@ -23,6 +23,8 @@ Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 Ratio: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 TokenIds: TypeAlias = list[int]
+BadWord: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+MAX_BAD_WORDS = 256
 
 
 FunctionName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
@@ -93,6 +95,20 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY - 1, le=MAX_PRIORITY)] = 0
     cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_BYTES)] | None = None
     request_id: Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID_CHARS)] | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] = []
+    allowed_token_ids: Annotated[TokenIds, Meta(min_length=1)] | None = None
+    response_format: dict[str, object] | None = None
+    structured_outputs: dict[str, object] | None = None
+    json_schema: str | dict[str, object] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    structural_tag: str | dict[str, object] | None = None
+    guided_json: str | dict[str, object] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -115,7 +131,6 @@ class ChatRequest(GenerationFields, kw_only=True):
     include_reasoning: bool = True
     logprobs: bool = False
     top_logprobs: Annotated[int, Meta(ge=0, le=1 << 20)] | None = None
-    response_format: dict[str, object] | None = None
     add_generation_prompt: bool = True
     add_special_tokens: bool = False
     chat_template_kwargs: dict[str, object] = {}
@@ -142,9 +157,9 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 REFUSED = frozenset(
     {
         *("functions", "function_call", "modalities", "audio", "prediction"),
-        *("web_search_options", "suffix", "best_of", "bad_words", "allowed_token_ids", "logits_processors"),
-        *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend"),
-        *("structured_outputs", "json_schema", "regex", "ebnf", "grammar", "structural_tag"),
+        *("web_search_options", "suffix", "best_of", "logits_processors"),
+        "guided_decoding_backend",
+        "guided_whitespace_pattern",
         *("lora_path", "lora_name", "lora_request", "adapter", "kv_transfer_params", "bootstrap_host"),
         *("bootstrap_port", "bootstrap_room", "data_parallel_rank", "use_beam_search", "length_penalty"),
         *("early_stopping", "return_hidden_states", "documents", "mm_processor_kwargs", "prompt_embeds", "images"),

@@ -13,14 +13,22 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from tokenspeed.errors import RequestError
+from tokenspeed.frontend.text.tokenizer import TextTokenizer
 from tokenspeed.plane.checks import fault
+from tokenspeed.plane.grammar import GRAMMAR_KINDS
 from tokenspeed.plane.messages import SamplingParams
 
 ANY_OBJECT = '{"type": "object"}'
 MAX_CHOICES = 4096
 
 FLAT_FIELDS: tuple[str, ...] = ("json_schema", "regex", "ebnf", "grammar", "structural_tag")
-GUIDED_FIELDS: tuple[str, ...] = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object")
+GUIDED_FIELDS: tuple[str, ...] = (
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json_object",
+)
 CONSTRAINT_FIELDS: tuple[str, ...] = ("response_format", "structured_outputs", *FLAT_FIELDS, *GUIDED_FIELDS)
 """Request fields that `constraint_of` reads."""
 
@@ -32,7 +40,12 @@ _STRUCTURED: Mapping[str, str] = {
     "json_object": "json_object",
     "structural_tag": "structural_tag",
 }
-_STRUCTURED_OPTIONS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+_STRUCTURED_OPTIONS = (
+    "disable_fallback",
+    "disable_any_whitespace",
+    "disable_additional_properties",
+    "whitespace_pattern",
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -193,3 +206,19 @@ def _text(field: str, value: object) -> str:
 
 def _fault(field: str, value: object, allowed: str) -> RequestError:
     return RequestError(str(fault(field, value, allowed)), status=400, field=field)
+
+
+def grammar_kinds(sampling: SamplingParams) -> tuple[str, ...]:
+    """Names of the grammars that are set."""
+    return tuple(kind for kind in GRAMMAR_KINDS if getattr(sampling, kind) is not None)
+
+
+def bad_word_ids(tokenizer: TextTokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Token sequences of each word, at the start of a text and behind a space, as it is written."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for spelled in (word, f" {word.lstrip()}"):
+            ids = tuple(tokenizer.encode(spelled, add_special_tokens=False))
+            if ids:
+                found[ids] = None
+    return tuple(found)
