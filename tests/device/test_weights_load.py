@@ -212,6 +212,35 @@ def test_a_tensor_of_another_shape_is_named_with_both_shapes(tmp_path: Path) -> 
         load_weights(hf_checkpoint(folder, tensors))
 
 
+def test_of_a_sharded_checkpoint_the_file_at_fault_is_named(tmp_path: Path) -> None:
+    folder = hf_folder(tmp_path / "many")
+    tensors = hf_tensors(folder)
+    last = "model.layers.1.mlp.down_proj.weight"
+
+    def written(in_the_second: Tensors) -> Checkpoint:
+        first = {name: tensor for name, tensor in tensors.items() if name != last}
+        save_file(first, str(folder / "a-1.safetensors"))
+        save_file(in_the_second, str(folder / "a-2.safetensors"))
+        return open_checkpoint(resolved(folder))
+
+    (folder / "model.safetensors").unlink()
+    places = {name: "a-2.safetensors" if name == last else "a-1.safetensors" for name in tensors}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(ModelError, match=r"a-2\.safetensors: tensor \S*down_proj\.weight is missing"):
+        load_weights(written({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}))
+    with pytest.raises(
+        ModelError, match=r"a-2\.safetensors: tensor \S*down_proj\.weight has shape \(3, 3\); .* \(64, 128\)"
+    ):
+        load_weights(written({last: torch.zeros(3, 3)}))
+    with pytest.raises(ModelError, match=r"a-2\.safetensors: tensor extra\.weight is in the file but not"):
+        load_weights(written({last: tensors[last], "extra.weight": torch.zeros(2)}))
+    whole = written({last: tensors[last]})
+    file = folder / "a-2.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ModelError, match=r"a-2\.safetensors: not a usable safetensors file"):
+        load_weights(whole)
+
+
 def test_a_tensor_the_architecture_does_not_use_is_refused_unless_it_is_harmless(tmp_path: Path) -> None:
     folder = hf_folder(tmp_path / "hf")
     tensors = hf_tensors(folder)

@@ -55,19 +55,31 @@ def open_hf_checkpoint(path: Path, *, name: str, served_name: str) -> Checkpoint
     )
 
 
+def weight_index(path: Path) -> dict[str, str]:
+    """The file of each tensor as the folder's index names it; empty: there is no index.
+
+    Raises: ModelError: it cannot be read, or names no files of this folder.
+    """
+    if not (path / _INDEX).exists():
+        return {}
+    index = Facts(raw=read_json(path / _INDEX), where=str(path / _INDEX))
+    placed = index.get("weight_map")
+    if not isinstance(placed, dict) or not placed:
+        raise index.fail("weight_map", placed, "an object of tensor names and file names is needed")
+    names = sorted({str(one) for one in placed.values()})
+    if any(Path(one).name != one for one in names):
+        raise index.fail("weight_map", names, "file names without folders are needed")
+    return {str(tensor): str(file) for tensor, file in placed.items()}
+
+
 def weight_files(path: Path) -> tuple[Path, ...]:
     """The safetensors files of a folder, all of which exist.
 
     Raises: ModelError: none, or some that the index names are missing.
     """
-    if (path / _INDEX).exists():
-        index = Facts(raw=read_json(path / _INDEX), where=str(path / _INDEX))
-        placed = index.get("weight_map")
-        if not isinstance(placed, dict) or not placed:
-            raise index.fail("weight_map", placed, "an object of tensor names and file names is needed")
-        names = sorted({str(one) for one in placed.values()})
-        if any(Path(one).name != one for one in names):
-            raise index.fail("weight_map", names, "file names without folders are needed")
+    placed = weight_index(path)
+    if placed:
+        names = sorted(set(placed.values()))
         missing = [one for one in names if not (path / one).is_file()]
         if missing:
             shown = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")

@@ -73,6 +73,9 @@ class GgufSource:
         parts = _POST_NORM_PARTS if self.config.post_norms else _PARTS
         return f"blk.{layer}.{parts[stem]}.{kind}"
 
+    def file_of(self, called: str) -> str:
+        return self.where
+
     def shape(self, name: str) -> Shape | None:
         entry = self.gguf.tensors.get(self.called(name))
         return None if entry is None else entry.shape

@@ -48,6 +48,9 @@ class OverlaySource:
     def called(self, name: str) -> str:
         return name
 
+    def file_of(self, called: str) -> str:
+        return self.where if called in self.checkpoint.tensors else self.base.file_of(called)
+
     def shape(self, name: str) -> Shape | None:
         tensor = self.checkpoint.tensors.get(name)
         return self.base.shape(name) if tensor is None else tuple(tensor.shape)

@@ -35,6 +35,9 @@ class RandomSource:
     def called(self, name: str) -> str:
         return name
 
+    def file_of(self, called: str) -> str:
+        return self.where
+
     def shape(self, name: str) -> Shape | None:
         return tensor_shapes(self.config).get(name)
 

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.config import ModelConfig
+from tokenspeed.checkpoint.open_hf import weight_index
 from tokenspeed.device.weights.shapes import HEAD, Shape
 from tokenspeed.errors import ModelError
 
@@ -40,11 +41,16 @@ class StoredTensor:
 
 @attrs.frozen(kw_only=True, eq=False)
 class SafetensorsSource:
-    """See `TensorSource`. Build it with `open_safetensors`."""
+    """See `TensorSource`. Build it with `open_safetensors`.
+
+    Attributes:
+        index: the file that each tensor should be in, by the folder's own index; empty: it has none.
+    """
 
     folder: Path
     config: ModelConfig
     tensors: Mapping[str, StoredTensor]
+    index: Mapping[str, str]
 
     @property
     def where(self) -> str:
@@ -57,6 +63,12 @@ class SafetensorsSource:
 
     def called(self, name: str) -> str:
         return name
+
+    def file_of(self, called: str) -> str:
+        stored = self.tensors.get(called)
+        if stored is not None:
+            return str(stored.file)
+        return str(self.folder / self.index[called]) if called in self.index else self.where
 
     def shape(self, name: str) -> Shape | None:
         stored = self.tensors.get(name)
@@ -102,4 +114,6 @@ def open_safetensors(checkpoint: Checkpoint) -> SafetensorsSource:
                 f"{path}: not a usable safetensors file: {fault} (truncated or damaged; fetch it again)"
             ) from fault
     folder = checkpoint.path or Path()
-    return SafetensorsSource(folder=folder, config=checkpoint.config, tensors=MappingProxyType(found))
+    return SafetensorsSource(
+        folder=folder, config=checkpoint.config, tensors=MappingProxyType(found), index=weight_index(folder)
+    )

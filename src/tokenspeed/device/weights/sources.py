@@ -34,6 +34,10 @@ class TensorSource(Protocol):
         """What the files call tensor `name`."""
         ...
 
+    def file_of(self, called: str) -> str:
+        """The file that has, or by its index should have, the tensor that the files call so; else `where`."""
+        ...
+
     def shape(self, name: str) -> Shape | None:
         """None: there is no such tensor."""
         ...
@@ -57,19 +61,25 @@ def check_tensors(source: TensorSource, expected: dict[str, Shape]) -> None:
     """
     missing = [source.called(name) for name in expected if source.shape(name) is None]
     if missing:
-        raise ModelError(f"{source.where}: {_listed(missing)} missing")
+        raise ModelError(f"{_place(source, missing)}: {_listed(missing)} missing")
     for name, shape in expected.items():
         there = source.shape(name)
         if there != shape:
+            called = source.called(name)
             raise ModelError(
-                f"{source.where}: tensor {source.called(name)} has shape {there}; the configuration asks for {shape}"
+                f"{source.file_of(called)}: tensor {called} has shape {there}; the configuration asks for {shape}"
             )
     strangers = source.unexpected(expected)
     if strangers:
         raise ModelError(
-            f"{source.where}: {_listed(strangers)} in the file but not in this architecture; without it the"
-            " model would compute something else"
+            f"{_place(source, strangers)}: {_listed(strangers)} in the file but not in this architecture;"
+            " without it the model would compute something else"
         )
+
+
+def _place(source: TensorSource, called: list[str]) -> str:
+    files = {source.file_of(name) for name in called}
+    return files.pop() if len(files) == 1 else source.where
 
 
 def _listed(names: list[str]) -> str:
