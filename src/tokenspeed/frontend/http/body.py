@@ -14,12 +14,15 @@ from starlette.requests import Request
 from tokenspeed.errors import RequestError
 from tokenspeed.frontend.http.errors import ClientGone, HttpError
 from tokenspeed.frontend.limits import encodable
+from tokenspeed.frontend.workers import TextWorkers
 from tokenspeed.plane.checks import Fault, fault, shown
 
 DRAINED_BYTES = 64 << 20
 """A body that is too large is still read up to here, so that the client gets to the answer."""
 
 UPLOAD_S = 60.0
+INLINE_BYTES = 1 << 16
+"""A body up to this size is decoded at once: it takes less than the way to a thread and back."""
 
 
 @attrs.frozen(kw_only=True)
@@ -35,13 +38,19 @@ class Decoded:
     odd: tuple[Fault, ...] = ()
 
 
-async def read_json(request: Request, *, max_bytes: int) -> Decoded:
+async def read_json(request: Request, *, max_bytes: int, workers: TextWorkers | None = None) -> Decoded:
     """The JSON object in the body of `request`.
 
-    Raises: RequestError: 400, 408, 413, 415; ClientGone.
+    Args:
+        workers: where a large body is decoded; None: here.
+
+    Raises: RequestError: 400, 408, 413, 415; 429, too much is being decoded; ClientGone.
     """
     _check_type(request)
-    return decode_object(await _read(request, max_bytes))
+    body = await _read(request, max_bytes)
+    if workers is None or len(body) <= INLINE_BYTES:
+        return decode_object(body)
+    return await workers.run(len(body), lambda: decode_object(body))
 
 
 def decode_object(body: bytes) -> Decoded:

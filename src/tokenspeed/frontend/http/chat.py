@@ -40,7 +40,7 @@ ROLE = "assistant"
 
 
 async def create_chat_completion(api: Api, request: Request) -> Response:
-    fields = SHAPE.read(await read_json(request, max_bytes=api.max_body_bytes))
+    fields = SHAPE.read(await read_json(request, max_bytes=api.max_body_bytes, workers=api.prompts.workers))
     check_model(api, fields.model)
     echoed_id = request_id(request, fields.request_id)
     prepared = await prepare_conversation(api, fields)

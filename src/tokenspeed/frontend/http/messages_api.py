@@ -35,7 +35,7 @@ REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn",
 
 
 async def create_message(api: Api, request: Request) -> Response:
-    fields = SHAPE.read(await read_json(request, max_bytes=api.max_body_bytes))
+    fields = SHAPE.read(await read_json(request, max_bytes=api.max_body_bytes, workers=api.prompts.workers))
     check_model(api, fields.model)
     echoed_id = request_id(request, fields.request_id)
     prepared = await prepare_conversation(api, chat_of(fields))
@@ -62,7 +62,7 @@ async def create_message(api: Api, request: Request) -> Response:
 
 async def count_tokens(api: Api, request: Request) -> Response:
     """Tokens of the prompt that the same request would make; nothing is generated."""
-    fields = COUNT_SHAPE.read(await read_json(request, max_bytes=api.max_body_bytes))
+    fields = COUNT_SHAPE.read(await read_json(request, max_bytes=api.max_body_bytes, workers=api.prompts.workers))
     check_model(api, fields.model)
     chat = chat_of(fields)
     chat.max_tokens = 1

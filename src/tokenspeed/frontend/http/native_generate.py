@@ -35,7 +35,7 @@ SAMPLING = shape_of(NativeSampling)
 
 
 async def generate(api: Api, request: Request) -> Response:
-    fields = FIELDS.read(await read_json(request, max_bytes=api.max_body_bytes))
+    fields = FIELDS.read(await read_json(request, max_bytes=api.max_body_bytes, workers=api.prompts.workers))
     answer = NativeAnswer(
         api=api, fields=fields, inputs=await _inputs(api, fields), call_id=api.new_id(), began_s=api.wall_s()
     )

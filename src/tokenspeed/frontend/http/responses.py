@@ -29,7 +29,7 @@ SHAPE = shape_of(ResponsesRequest)
 
 
 async def create_response(api: Api, request: Request) -> Response:
-    fields = SHAPE.read(await read_json(request, max_bytes=api.max_body_bytes))
+    fields = SHAPE.read(await read_json(request, max_bytes=api.max_body_bytes, workers=api.prompts.workers))
     check_model(api, fields.model)
     _check(api, fields)
     echoed_id = request_id(request, fields.request_id)

@@ -23,7 +23,7 @@ DETOKENIZE = shape_of(DetokenizeRequest)
 
 async def tokenize(api: Api, request: Request) -> Response:
     """Token ids of a text of any length, or of a conversation."""
-    fields = TOKENIZE.read(await read_json(request, max_bytes=api.max_body_bytes))
+    fields = TOKENIZE.read(await read_json(request, max_bytes=api.max_body_bytes, workers=api.prompts.workers))
     check_model(api, fields.model)
     if (fields.prompt is None) == (fields.messages is None):
         raise faulty([fault("prompt", fields.prompt, "either prompt or messages")])
@@ -49,7 +49,7 @@ async def tokenize(api: Api, request: Request) -> Response:
 
 async def detokenize(api: Api, request: Request) -> Response:
     """The text of token ids, special tokens shown."""
-    fields = DETOKENIZE.read(await read_json(request, max_bytes=api.max_body_bytes))
+    fields = DETOKENIZE.read(await read_json(request, max_bytes=api.max_body_bytes, workers=api.prompts.workers))
     check_model(api, fields.model)
     prompts = api.prompts
     if found := token_faults("tokens", fields.tokens, vocab_size=prompts.tokenizer.vocab_size):
