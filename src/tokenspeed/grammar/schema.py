@@ -270,7 +270,7 @@ def _counts(node: Mapping[str, object], low: str, high: str, path: str) -> tuple
 
 def _string(node: Mapping[str, object], asserted: frozenset[str], path: str) -> None:
     _counts(node, "minLength", "maxLength", path)
-    given = [name for name in ("pattern", "format") if name in asserted]
+    given: list[str] = [name for name in ("pattern", "format") if name in asserted]
     given += ["minLength or maxLength"] if asserted & {"minLength", "maxLength"} else []
     if len(given) > 1:
         raise SchemaFault(f"{path}.{given[0]}: beside {' and '.join(given[1:])}, it is not supported")
