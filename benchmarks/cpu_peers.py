@@ -162,9 +162,9 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def prefer(root: int, nice: int) -> None:
     """Give a tree of processes a priority, also among sessions: a server's children start their own.
 
-    Needs the right to raise priorities; what has ended in between does not matter.
+    0: they keep theirs. Needs the right to raise priorities; what has ended in between does not matter.
     """
-    for pid in _tree(root):
+    for pid in _tree(root) if nice else ():
         with contextlib.suppress(OSError):
             Path(f"/proc/{pid}/autogroup").write_text(str(nice))
             for task in Path(f"/proc/{pid}/task").iterdir():
