@@ -308,6 +308,18 @@ FAULTS = (
         "            most = min(most, max(first - 1, 0))\n",
         "            pass\n",
     ),
+    Fault(
+        "rows that fill a block are remembered beyond a change of the batch",
+        "prefix_index.py",
+        "            state.due.clear()\n",
+        "",
+    ),
+    Fault(
+        "rows that fill a block are looked up a turn late",
+        "prefix_index.py",
+        "        due = known.get(state.turn % size)\n",
+        "        due = known.get((state.turn - 1) % size)\n",
+    ),
 )
 
 
