@@ -25,8 +25,9 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import attrs
 from cpu_load import Load, load
@@ -37,6 +38,7 @@ from tokenspeed.checkpoint.progress import NoProgress
 from tokenspeed.checkpoint.sources import resolve_model
 from tokenspeed.settings.model import ModelSettings
 
+T = TypeVar("T", bound=Hashable)
 Row = dict[str, object]
 WORKS = ("decode", "prefill", "warm", "sampling", "http")
 STEPS = {1: 32, 8: 16, 32: 8, 64: 6}
@@ -63,16 +65,14 @@ class Plan:
         return next(steps for upto, steps in STEPS.items() if batch <= upto)
 
 
-def taken_in_turns(
-    engines: Sequence[Driven], plan: Plan, ask: Callable[[Driven], float | None]
-) -> dict[Driven, list[float]]:
-    """Seconds of every turn by engine; those that cannot do it are left out. One turn before is not counted."""
-    found: dict[Driven, list[float]] = {}
+def taken_in_turns(subjects: Sequence[T], plan: Plan, ask: Callable[[T], float | None]) -> dict[T, list[float]]:
+    """Seconds of every turn by subject; those that cannot do it are left out. One turn before is not counted."""
+    found: dict[T, list[float]] = {}
     for turn in range(plan.turns + 1):
-        for engine in engines:
-            seconds = ask(engine)
+        for subject in subjects:
+            seconds = ask(subject)
             if seconds is not None and turn:
-                found.setdefault(engine, []).append(seconds)
+                found.setdefault(subject, []).append(seconds)
             time.sleep(plan.pause_s)
     return found
 
@@ -130,12 +130,13 @@ def warm(engines: Sequence[Driven], plan: Plan) -> Iterator[Row]:
 def sampling(engines: Sequence[Driven], plan: Plan) -> Iterator[Row]:
     batch = max(plan.batches)
     size = {"batch": batch, "context": plan.context, "steps": plan.steps(batch)}
-    drawn = taken_in_turns(engines, plan, lambda e: e.seconds("decode", sampled=True, **size))
-    greedy = taken_in_turns(list(drawn), plan, lambda e: e.seconds("decode", sampled=False, **size))
-    ours = [engine for engine in drawn if engine.ours]
-    alone = taken_in_turns(ours, plan, lambda e: e.seconds("draw", batch=batch, threads=plan.threads))
-    for engine, taken in drawn.items():
-        step, plain = statistics.median(taken), statistics.median(greedy[engine])
+    both = [(engine, sampled) for engine in engines for sampled in (True, False)]
+    taken = taken_in_turns(both, plan, lambda pair: pair[0].seconds("decode", sampled=pair[1], **size))
+    able = [engine for engine in engines if (engine, True) in taken]
+    ours = [engine for engine in able if engine.ours]
+    alone = taken_in_turns(ours, plan, lambda engine: engine.seconds("draw", batch=batch, threads=plan.threads))
+    for engine in able:
+        step, plain = (statistics.median(taken[engine, sampled]) for sampled in (True, False))
         more: Row = {"added_share": step / plain - 1}
         if engine in alone:
             draw = statistics.median(alone[engine])
