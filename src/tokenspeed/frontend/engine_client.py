@@ -31,6 +31,9 @@ from tokenspeed.plane.messages import (
 from tokenspeed.plane.operations import FIRST_WEIGHT_VERSION
 from tokenspeed.plane.ports import Clock, EngineLink
 
+FRESH_S = 3.0
+"""How old a load report may be; an engine sends one a second if it has nothing else to say."""
+
 
 @attrs.define(eq=False)
 class Arrived:
@@ -104,6 +107,7 @@ class ClientState:
         incoming: events not handled yet. Bounded by what live requests may still produce and one
             load report a second, for as long as the loop stands still.
         routes: rid -> where its output goes; an entry leaves with the sequence's end.
+        load_at_s: when `load` came, by our clock: the engine's own may be set otherwise.
         progress_s: when the engine last did something for us, or first had something to do.
     """
 
@@ -114,6 +118,7 @@ class ClientState:
     submitted: int = 0
     called: int = 0
     load: LoadReport | None = None
+    load_at_s: float = 0.0
     gone: str | None = None
     progress_s: float = 0.0
     weight_version: str = FIRST_WEIGHT_VERSION
@@ -145,8 +150,9 @@ class EngineClient:
 
     @property
     def load(self) -> LoadReport | None:
-        """The engine's latest report, or None before the first."""
-        return self.state.load
+        """The engine's latest report; None before the first, and once it is :data:`FRESH_S` old by our own clock."""
+        state = self.state
+        return state.load if self.clock.now_s() - state.load_at_s < FRESH_S else None
 
     @property
     def weight_version(self) -> str:
@@ -283,7 +289,7 @@ class EngineClient:
         load = batch.load
         if load is not None:
             moved = moved or load != state.load
-            state.load = load
+            state.load, state.load_at_s = load, self.clock.now_s()
             self.meter.show(load)
         if moved:
             state.progress_s = self.clock.now_s()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import attrs
@@ -42,18 +42,25 @@ class LeastLoaded:
     """The living engine with the smallest load.
 
     The load is the larger of what we sent and what the engine reports, so that a stale report hides
-    nothing of our own; ties go to the engine we sent less to.
+    nothing of our own; ties go to the engine we sent less to. Reports count only while every living engine
+    has a fresh one: an engine that is silent must not look idle beside one that speaks.
     """
 
     def pick(self, engines: Sequence[EngineView]) -> int:
         living = [at for at, engine in enumerate(engines) if engine.alive]
         if not living:
             raise EngineDead("no engine is alive")
-        return min(living, key=lambda at: (_weight(engines[at]), engines[at].in_flight, at))
+        loads = snapshots(engines, living)
+        return min(living, key=lambda at: (_weight(engines[at], loads.get(at)), engines[at].in_flight, at))
 
 
-def _weight(engine: EngineView) -> float:
-    load = engine.load
+def snapshots(engines: Sequence[EngineView], of: Sequence[int]) -> Mapping[int, LoadReport]:
+    """Load by index of the engines `of`; of all of them or, if one's is missing or old, of none (FW-32)."""
+    found = {at: load for at in of if (load := engines[at].load) is not None}
+    return found if len(found) == len(of) else {}
+
+
+def _weight(engine: EngineView, load: LoadReport | None) -> float:
     if load is None:
         return float(engine.in_flight)
     usage = load.active_blocks / load.total_blocks if load.total_blocks else 0.0
