@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncGenerator, Generator
+from email.utils import formatdate
 
 import attrs
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.server import ServerState
 
 from tokenspeed.errors import SettingsError
 from tokenspeed.frontend.http.api import Api
@@ -56,12 +59,42 @@ def address_of(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class _DatedState(ServerState):
+    """What every response begins with, made when one is sent: an idle server need not keep a date current."""
+
+    def __init__(self, more: list[tuple[bytes, bytes]]) -> None:
+        self._more, self._second, self._headers = more, -1, list[tuple[bytes, bytes]]()
+        super().__init__()
+
+    @property
+    def default_headers(self) -> list[tuple[bytes, bytes]]:
+        second = int(time.time())
+        if second != self._second:
+            self._headers = [(b"date", formatdate(second, usegmt=True).encode()), *self._more]
+            self._second = second
+        return self._headers
+
+    @default_headers.setter
+    def default_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """The base class begins with none."""
+
+
 class _Server(uvicorn.Server):
-    """uvicorn without signal handlers, telling when it accepts connections."""
+    """uvicorn without signal handlers and without its ten wakes a second, telling when it accepts connections."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.accepting = asyncio.Event()
+        config.load()
+        self.server_state = _DatedState(config.encoded_headers)
+        self.accepting, self.leaving = asyncio.Event(), asyncio.Event()
+
+    def leave(self) -> None:
+        """Close the listening socket and idle connections, end when the requests have."""
+        self.should_exit = True
+        self.leaving.set()
+
+    async def main_loop(self) -> None:
+        await self.leaving.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -87,7 +120,7 @@ class HttpServer:
         Takes at most ``server.shutdown_timeout_s`` and a little; may be called more than once.
         """
         self.api.drain()
-        self.server.should_exit = True  # closes the listening socket and idle connections
+        self.server.leave()
         done, _ = await asyncio.wait((self.task,), timeout=self.api.settings.shutdown_timeout_s)
         if not done:
             self.api.service.end_all()

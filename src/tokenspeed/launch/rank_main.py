@@ -12,7 +12,9 @@ import attrs
 from tokenspeed.checkpoint.progress import Progress
 from tokenspeed.checkpoint.sources import ResolvedModel
 from tokenspeed.launch.child import ChannelProgress, Parent, run_child
+from tokenspeed.launch.dump_signal import dumping_on_signal
 from tokenspeed.launch.orders import Ended, RankOrder, Ready
+from tokenspeed.launch.thread_names import tell_thread_names
 from tokenspeed.plane.messages import EngineInfo
 from tokenspeed.plane.ports import FrontendLink, Meter, Wakeup
 from tokenspeed.settings.model import Settings
@@ -31,6 +33,8 @@ class Engine(Protocol):
     def run(self) -> None: ...
 
     def stop(self) -> None: ...
+
+    def request_dump(self) -> None: ...
 
 
 class BuildEngine(Protocol):
@@ -96,7 +100,8 @@ def run_rank(parent: Parent, order: RankOrder, build: BuildEngine) -> None:
         )
         engine = lifetime.enter_context(built)
         engine.enter_serving()
-        with parent.serving(engine.stop):
+        tell_thread_names()
+        with parent.serving(engine.stop), dumping_on_signal(engine.request_dump):
             parent.report(Ready(info=engine.info))
             try:
                 engine.run()
