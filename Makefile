@@ -8,10 +8,13 @@ CONFIG ?= configs/quickstart.yaml
 PIP_ARGS ?=
 BIN := $(VENV)/bin
 
-.PHONY: help serve test check fmt contract clean
+CLIENTS ?= .venv-clients
+
+.PHONY: help serve test clients check fmt contract clean
 
 help:
 	@sed -n '1,3s/^# //p' $(firstword $(MAKEFILE_LIST))
+	@echo "make clients  other people's clients against a scripted server"
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make fmt     rewrite the sources in the project's format"
 	@echo "make contract  which statements of docs/contract the tests show"
@@ -43,6 +46,17 @@ contract: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -q --contract-report=build/contract.json
 	$(BIN)/python tools/contract_report.py build/contract.json
 
+# These pin versions of what the engine uses too, so they live in an environment of their own.
+$(CLIENTS)/installed: tests/clients/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install $(PIP_ARGS) --no-deps --no-compile -r tests/clients/requirements.txt
+	@touch $@
+
+clients: $(VENV)/installed-dev $(CLIENTS)/installed
+	@if command -v npm >/dev/null; then cd tests/clients/node && npm ci --no-audit --no-fund --loglevel=error; \
+		else echo "npm is not on this machine: the clients of Node are skipped"; fi
+	TOKENSPEED_PYTHON=$(abspath $(BIN)/python) $(CLIENTS)/bin/python -m pytest -q -c tests/clients/pytest.ini --rootdir . tests/clients
+
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -54,4 +68,4 @@ fmt: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf build .venv-clients tests/clients/node/node_modules .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
