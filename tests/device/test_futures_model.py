@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
+from greedy_reference import read_prompts
+from matrix_rig import Flows, Shown
 
 import tokenspeed
+from tokenspeed.compose.engine import rank_engine
 from tokenspeed.frontend.options import SamplingOptions
+from tokenspeed.plane.messages import GenerateRequest, SamplingParams, frozen_tokens
 from tokenspeed.settings.model import (
     Backend,
     DeviceSettings,
@@ -15,6 +20,7 @@ from tokenspeed.settings.model import (
     Settings,
     SimulatedSettings,
 )
+from tokenspeed.testing import RecordingLink
 
 PROMPTS = [[(7 * i + j) % 256 for j in range(3 + 5 * i)] for i in range(12)]
 
@@ -65,3 +71,37 @@ def test_the_futures_executor_serves_a_thousand_requests_of_a_simulated_large_mo
         return [tuple(one.token_ids) for one in done]
 
     assert tokens(Executor.FUTURES) == tokens(Executor.STREAMS)
+
+
+LONG = 200
+
+
+def long_answers(executor: Executor) -> tuple[list[list[int]], dict[str, float]]:
+    """Tokens of four answers of the default model, and how the steps got their ids."""
+    shown = Shown()
+    settings = Settings(
+        device=DeviceSettings(kv_pool_tokens=2048, executor=executor),
+        scheduler=SchedulerSettings(max_num_seqs=4, max_batched_tokens=256, chunk_tokens=256),
+    )
+    link, sampling = RecordingLink(), SamplingParams(max_new_tokens=LONG, temperature=0.0, ignore_eos=True)
+    prompts = [prompt for prompt in read_prompts("smollm2-135m-q4_1.json") if len(prompt.ids) < 60][:4]
+    with rank_engine(settings, connect=lambda info, wakeup: link, meter=Flows(shown=shown)) as engine:
+        for prompt in prompts:
+            ids = frozen_tokens(prompt.ids)
+            link.put(GenerateRequest(rid=prompt.rid, input_ids=ids, sampling=sampling))
+        while not all(link.finish(prompt.rid) for prompt in prompts):
+            engine.loop.round()
+    return [link.tokens(prompt.rid) for prompt in prompts], attrs.asdict(shown)
+
+
+@pytest.mark.model
+@pytest.mark.timeout(300)
+@pytest.mark.contract("AF-8", "AF-33", "AF-6")
+def test_long_answers_of_the_default_model_are_asynchronous_in_19_of_20_steps_with_the_same_tokens() -> None:
+    expected, without = long_answers(Executor.STREAMS)
+    tokens, steps = long_answers(Executor.FUTURES)
+    assert tokens == expected
+    assert {len(answer) for answer in tokens} == {LONG}
+    assert steps["async_steps"] >= 0.95 * (steps["async_steps"] + steps["sync_fallback_steps"])
+    assert steps["async_steps"] >= LONG - 10
+    assert without["async_steps"] == without["sync_fallback_steps"] == 0

@@ -24,6 +24,7 @@ from tokenspeed.device.data_plane import THREAD_NAME, HostDataPlane, open_data_p
 from tokenspeed.device.executors.futures.executor import FuturesExecutor, futures_executor
 from tokenspeed.device.executors.futures.model_input import powers_of_two
 from tokenspeed.device.executors.futures.output import OUTPUT_THREAD
+from tokenspeed.device.executors.futures.runner import Fallback
 from tokenspeed.device.executors.streams import stream_executor
 from tokenspeed.device.gc_hooks import AutomaticCollection
 from tokenspeed.device.handle import Executor, StreamDeviceHandle
@@ -182,6 +183,22 @@ def steady_share(length: int) -> float:
 def test_long_answers_stay_in_the_asynchronous_flow_and_short_ones_pay_for_changes() -> None:
     assert steady_share(200) >= 0.95
     assert steady_share(4) < steady_share(200)
+
+
+@pytest.mark.contract("AF-52", "AF-53", "AF-57")
+def test_ordinary_traffic_meets_every_reason_to_break_the_flow_but_a_new_order() -> None:
+    """With the real scheduler's batches, which keep the order of an unchanged batch; `test_futures_tokens` shuffles."""
+    reached: Counter[Fallback] = Counter()
+    for seed in range(6):
+        with rank(attrs.evolve(SPECS, num_pages=20)) as made:
+            draw = random.Random(seed)
+            for i in range(12):
+                made.rig.put(request(f"r{i}", [i + 1] * draw.randint(1, 70), max_new=draw.randint(1, 30)))
+                made.rig.rounds(draw.randint(1, 5))
+            made.rig.settle()
+            assert isinstance(made.executor, FuturesExecutor)
+            reached += made.executor.runner.state.fallbacks
+    assert set(reached) == set(Fallback) - {Fallback.REMAP}
 
 
 @pytest.mark.contract("AF-3")
