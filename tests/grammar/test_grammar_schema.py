@@ -130,7 +130,8 @@ def test_a_structural_tag_is_looked_through_for_schemas_and_patterns() -> None:
         return GrammarSource(kind="structural_tag", text=json.dumps(whole))
 
     assert source_fault(tag({"type": "json_schema", "json_schema": {"type": "integer"}})) == ""
-    assert "multipleOf" in source_fault(tag({"type": "json_schema", "json_schema": {"type": "integer", "multipleOf": 3}}))
+    thirds = {"type": "integer", "multipleOf": 3}
+    assert "multipleOf" in source_fault(tag({"type": "json_schema", "json_schema": thirds}))
     assert "look-ahead" in source_fault(tag({"type": "regex", "pattern": "(?=a)"}))
 
 

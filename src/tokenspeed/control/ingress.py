@@ -120,6 +120,11 @@ class Ingress:
             return _refusal(request, 400, request.unsupported[0], f"{names}: not supported by this engine yet")
         if text := self.grammar_refusal(request.sampling):
             return _refusal(request, 400, text.partition(":")[0], text)
+        for name, _ in request.sampling.processors:
+            if name not in self.specs.logits_processors:
+                known = ", ".join(self.specs.logits_processors) or "none"
+                text = f"no processor is called {name!r:.60}; this engine has: {known} (sampling.logits_processors)"
+                return _refusal(request, 400, "logits_processors", text)
         faults = request_faults(
             request,
             vocab_size=self.specs.vocab_size,

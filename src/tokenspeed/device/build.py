@@ -5,13 +5,14 @@ When `build_device_side` returns, the device side is complete and warm: nothing 
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, cast
 
 import attrs
 import torch
@@ -45,13 +46,15 @@ from tokenspeed.device.on_stream import on_stream
 from tokenspeed.device.parts import DeviceParts, ModelFactory, SamplerFactory
 from tokenspeed.device.profile import TraceProfiler
 from tokenspeed.device.sampling.base import logprobs
+from tokenspeed.device.sampling.processors import LogitsProcessor
+from tokenspeed.device.sampling.registry import load_processors
 from tokenspeed.device.specs_of import specs_of
 from tokenspeed.device.step import ForwardStep
 from tokenspeed.device.survey import host_of, memory_of
 from tokenspeed.device.warm_up import warm_up
 from tokenspeed.device.weights.current import CurrentStep, current_step, pool_memory, pool_parts
 from tokenspeed.device.weights.update import FixedOccupancy, HostOccupancy, Occupancy, OccupancyState
-from tokenspeed.errors import NotSupported
+from tokenspeed.errors import NotSupported, SettingsError
 from tokenspeed.plane.ports import DeviceHandle
 from tokenspeed.plane.specs import DeviceSpecs
 from tokenspeed.settings.model import Backend as BackendKind
@@ -127,9 +130,12 @@ def build_device_side(
         opened.callback(backend.close)
         attention, memory, host, step = _load(settings, checkpoint, model, backend, machine, watch)
         specs = specs_of(settings, checkpoint, memory, host)
+        make_sampler = given.sampler or sampler_of(model)
+        if processors := load_processors(settings.sampling.logits_processors):
+            make_sampler = _with_processors(make_sampler, processors)
         executor = on_stream(
             backend.exec_stream,
-            lambda: _executor(settings.device, backend, attention, specs, given, given.sampler or sampler_of(model)),
+            lambda: _executor(settings.device, backend, attention, specs, given, make_sampler),
             "executor",
         )
         opened.callback(executor.close)
@@ -245,6 +251,13 @@ def _host_tier(
         parts=given.tier,
         cost=None if given.copy_cost is None else given.copy_cost(specs.groups),
     )
+
+
+def _with_processors(make: SamplerFactory, processors: Mapping[str, LogitsProcessor]) -> SamplerFactory:
+    """Raises: SettingsError: the sampler has no place for processors."""
+    if "processors" not in inspect.signature(make).parameters:
+        raise SettingsError("sampling.logits_processors: this device's sampler takes none; leave it empty")
+    return cast("SamplerFactory", partial(make, processors=processors))
 
 
 def _executor(

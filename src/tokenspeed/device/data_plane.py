@@ -14,7 +14,8 @@ Two kinds of object are registered exceptions, and cross although they are mutab
 * *grammar matchers*: advanced by the commit or by the forward, depending on the path; the rules that
   drain the queue of forwards keep the two apart.
 
-Neither exists in this build, so the check's allow-list has no entry for either.
+Matchers stay in their room, and the dispatch names them by handles, which are numbers: the check's
+allow-list needs no entry for them. Multimodal items do not exist in this build.
 
 **Waiting.** Queueing returns at once. `commit` waits twice, for the launch of its forward by the
 forward thread and for its landing; the awaited operations wait for the forward thread. Completion

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.device.kv.host_build import HostPlan
 from tokenspeed.device.memory import MemoryPlan
+from tokenspeed.device.sampling.registry import names_of
 from tokenspeed.plane.messages import SamplingParams
 from tokenspeed.plane.specs import DeviceSpecs
 from tokenspeed.settings.model import Settings
@@ -38,6 +39,7 @@ def specs_of(settings: Settings, checkpoint: Checkpoint, memory: MemoryPlan, hos
         max_num_seqs=settings.scheduler.max_num_seqs,
         max_batched_tokens=settings.scheduler.max_batched_tokens,
         max_logprobs=min(MAX_LOGPROBS, vocabulary_of(checkpoint)),
+        logits_processors=names_of(settings.sampling.logits_processors),
         eos_token_ids=checkpoint.eos_token_ids,
         sampling_defaults=checkpoint.generation if settings.model.generation_defaults else SamplingParams(),
         weights_bytes=memory.weights_bytes,

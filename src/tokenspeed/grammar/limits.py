@@ -13,7 +13,7 @@ class GrammarLimits:
         whitespace: characters between the tokens of JSON, at most.
         source_bytes: UTF-8 size of one grammar.
         compile_s: of one compilation, once the compiler runs.
-        timeout_s: from the request to the compilation's end, the time in the queue included.
+        timeout_s: that a request may wait in the queue.
         memory_bytes: that one compilation may take.
         cache_bytes: compiled grammars that are kept.
         queue: compilations that may wait.

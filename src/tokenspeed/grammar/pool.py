@@ -199,13 +199,13 @@ class CompilePool:
         """Raises: GrammarRefused."""
         if fault := self.fault(one.source):
             raise GrammarRefused(fault)
+        if self.now_s() > one.until_s:
+            raise GrammarRefused(f"was not compiled within {self.limits.timeout_s:g} s (grammar.timeout_s)")
         trial.start()  # it loads the library while we do
         with self.loaded.lock:
             if self.loaded.backend is None or self.loaded.vocabulary is None:
                 self.loaded.vocabulary = self.vocabulary()
                 self.loaded.backend = self.load(self.loaded.vocabulary)
-        if self.now_s() > one.until_s:
-            raise GrammarRefused(f"was not compiled within {self.limits.timeout_s:g} s (grammar.timeout_s)")
         trial.attempt(one.source, self.loaded.vocabulary)
         return self.loaded.backend.compile(one.source)
 

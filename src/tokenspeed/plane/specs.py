@@ -55,6 +55,7 @@ class DeviceSpecs:
         token_history_lookback: how far back in committed tokens the model looks; -1: whole prefix,
             0: it keeps no token history (HS-6, HS-7).
         max_logprobs: alternatives a sampled row can return.
+        logits_processors: names of those that requests may use.
     """
 
     backend: str
@@ -75,6 +76,7 @@ class DeviceSpecs:
     speculation_width: int = 1
     token_history_lookback: int = 0
     max_logprobs: int = 20
+    logits_processors: tuple[str, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: SamplingParams = attrs.field(factory=SamplingParams)
     supports_prompt_logprobs: bool = True

@@ -1,4 +1,4 @@
-"""The keys of constrained decoding, a section of `settings.model.Settings`."""
+"""The keys of constrained decoding and of sampling, sections of `settings.model.Settings`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ class GrammarSettings:
         default=10.0, validator=v.gt(0.0), metadata={"help": "how long one compilation may run; longer: 400"}
     )
     timeout_s: float = attrs.field(
-        default=60.0, validator=v.gt(0.0), metadata={"help": "how long a request may wait for its grammar"}
+        default=60.0,
+        validator=v.gt(0.0),
+        metadata={"help": "how long a request may wait until its grammar is taken up; longer: 400"},
     )
     memory_mib: int = attrs.field(
         default=512, validator=v.ge(64), metadata={"help": "memory that one compilation may take; more: 400"}
@@ -50,4 +52,17 @@ class GrammarSettings:
         default=2,
         validator=[v.ge(0), v.le(64)],
         metadata={"help": "blanks and line ends between the tokens of JSON, at most; 0: one form without a choice"},
+    )
+
+
+@attrs.frozen(kw_only=True)
+class SamplingSettings:
+    """What requests may bring into the choice of their tokens."""
+
+    logits_processors: tuple[str, ...] = attrs.field(
+        default=(),
+        metadata={
+            "help": "processors that requests may name: an entry point's name, or NAME=package.module:attribute;"
+            " none: requests that name one are refused"
+        },
     )
