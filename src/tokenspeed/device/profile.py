@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
 import attrs
 import torch
+from torch._C._profiler import _ExperimentalConfig
 
 from tokenspeed.device.backends.base import DeviceStream
+from tokenspeed.plane.plan import ExecutionPlan
 
 log = logging.getLogger(__name__)
+
+NOT_RECORDED = nullcontext()
+
+
+def title_of(plan: ExecutionPlan) -> str:
+    """What was submitted, from the plan alone: no tensor is read, and what becomes of it later is not in it."""
+    batch = plan.batch
+    if batch is None:
+        return f"plan {plan.round_id}: no batch"
+    return f"plan {plan.round_id}: rows={len(batch.rows)} tokens={batch.num_tokens}"
 
 
 class Profiler(Protocol):
@@ -19,6 +32,10 @@ class Profiler(Protocol):
 
     def start(self, path: str) -> str:
         """Record from here on. Returns the file to come; "" if `path` cannot be written."""
+        ...
+
+    def batch(self, plan: ExecutionPlan) -> AbstractContextManager[object]:
+        """Around the submission of `plan`: names it in the recording, by values that do not change (KM-43)."""
         ...
 
     def stop(self) -> str:
@@ -37,7 +54,7 @@ class Recording:
 
 @attrs.frozen(kw_only=True, eq=False)
 class TraceProfiler:
-    """Records the operations of one stream's jobs with their threads and times.
+    """Records the operations of all threads: one stream's jobs, and the forward thread that submits them.
 
     torch's profiler watches the thread that started it, so starting and stopping are jobs of the
     stream. Both wait for the jobs before them, which is why profiling is an awaited operation. At the
@@ -58,10 +75,18 @@ class TraceProfiler:
         except OSError as error:
             log.warning("profile: %s cannot be written: %s", path, error)
             return ""
-        session = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+        session = torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU],
+            experimental_config=_ExperimentalConfig(profile_all_threads=True),
+        )
         self.stream.submit(session.start, "profile start").wait()
         self.state.session, self.state.file = session, file
         return file
+
+    def batch(self, plan: ExecutionPlan) -> AbstractContextManager[object]:
+        if self.state.session is None:
+            return NOT_RECORDED
+        return torch.profiler.record_function(title_of(plan))
 
     def stop(self) -> str:
         session, file = self.state.session, self.state.file
