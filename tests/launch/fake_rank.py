@@ -69,6 +69,9 @@ class EchoEngine:
         self.stopped = True
         self.wakeup.set()
 
+    def request_dump(self) -> None:
+        return None
+
     def run(self) -> None:
         assert self.served
         while not (self.stopped or self.link.gone) or self.conduct == "deaf":

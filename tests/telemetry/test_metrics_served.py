@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import queue
 import re
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import urllib.request
 from collections.abc import Generator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import IO
 
 import attrs
 import pytest
@@ -81,12 +83,39 @@ def collector() -> Generator[SpanCollector, None, None]:
     found.server.server_close()
 
 
+@attrs.define(eq=False)
+class Lines:
+    """What a stream says, read on a thread."""
+
+    stream: IO[str]
+    seen: queue.Queue[str] = attrs.field(factory=queue.Queue)
+
+    def read(self) -> None:
+        for line in self.stream:
+            self.seen.put(line)
+
+    def wait_for(self, text: str) -> str:
+        while text not in (line := self.seen.get(timeout=30.0)):
+            pass
+        return line
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
 @attrs.frozen(kw_only=True)
 class Served:
     process: subprocess.Popen[str]
     url: str
     ranks_url: str
     scratch: Path
+    errors: Lines
 
 
 @pytest.fixture
@@ -97,17 +126,22 @@ def served(tmp_path: Path, collector: SpanCollector) -> Generator[Served, None, 
     process = subprocess.Popen(
         [sys.executable, "-m", "tokenspeed", "serve", str(tmp_path / "s.yaml")],
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests' / 'telemetry'}"},
     )
     assert process.stdout is not None
+    assert process.stderr is not None
+    errors = Lines(stream=process.stderr)
+    reader = threading.Thread(target=errors.read)
+    reader.start()
     ranks_url = ""
     try:
         for line in process.stdout:
             if found := re.search(r"metrics of the ranks at (\S+)", line):
                 ranks_url = found[1]
             if found := re.search(r"serving \S+ at (\S+)", line):
-                yield Served(process=process, url=found[1], ranks_url=ranks_url, scratch=tmp_path)
+                yield Served(process=process, url=found[1], ranks_url=ranks_url, scratch=tmp_path, errors=errors)
                 break
         else:
             pytest.fail("the deployment did not come up")
@@ -116,6 +150,8 @@ def served(tmp_path: Path, collector: SpanCollector) -> Generator[Served, None, 
         process.stdout.read()
         process.stdout.close()
         process.wait(60.0)
+        reader.join(60.0)
+        process.stderr.close()
 
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -164,6 +200,11 @@ def test_ranks_numbers_are_on_metrics_and_a_held_output_delays_no_round(
     assert ranks["tokenspeed:num_requests_running{engine=0}"] == 0
     assert (served.scratch / "made_in").exists()
     assert not (served.scratch / "batches").exists()
+
+    made_by = int((served.scratch / "made_in").read_text())
+    (rank,) = [pid for pid in children(served.process.pid) if "rank_main" in command(pid) and pid != made_by]
+    os.kill(rank, signal.SIGUSR1)
+    assert '"rows":[]' in served.errors.wait_for("tokenspeed.state: state: ")
 
     (served.scratch / "release").write_text("go on")  # a named pipe: until the output reads
     served.process.send_signal(signal.SIGTERM)

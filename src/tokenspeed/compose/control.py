@@ -34,6 +34,7 @@ from tokenspeed.control.pipeline import OneStage, Pipeline
 from tokenspeed.control.profiling import Profiling
 from tokenspeed.control.relay import Relay
 from tokenspeed.control.request_stats import RequestStats
+from tokenspeed.control.state_dump import StateDump
 from tokenspeed.control.wakeup import MonotonicClock, ThreadWakeup
 from tokenspeed.plane.grammar import GrammarCompiler, GrammarMatchers, NoCompiler, NoMatchers
 from tokenspeed.plane.messages import BoolArray
@@ -54,6 +55,7 @@ from tokenspeed.plane.traces import NoTracer, Tracer
 from tokenspeed.scheduler.build import build_scheduler
 from tokenspeed.scheduler.config import Retraction, Role, SchedulerConfig, WritePolicy
 from tokenspeed.scheduler.policy import AgedPriority, Fcfs, LongestPrefixMatch
+from tokenspeed.scheduler.states import State
 from tokenspeed.settings.choices import Backend, Executor, GrammarFill
 from tokenspeed.settings.model import Settings
 from tokenspeed.telemetry.meters import NullMeter
@@ -123,8 +125,12 @@ def grammar_of(
     return CompiledGrammars(table=table, compiler=compiler, matchers=matchers, mesh=mesh, eager=fills_eagerly(settings))
 
 
-def control_ops_of(settings: Settings) -> ControlOps:
-    return ControlOps(max_buffered=settings.scheduler.max_waiting)
+def control_ops_of(settings: Settings, dump: StateDump, clock: Clock) -> ControlOps:
+    return ControlOps(max_buffered=settings.scheduler.max_waiting, describe=lambda: dump.describe(now_s=clock.now_s()))
+
+
+def state_dump_of(table: RequestTable, scheduler: Scheduler) -> StateDump:
+    return StateDump(table=table, scheduler=scheduler, names=tuple(state.name.lower() for state in State))
 
 
 def batch_log_of(settings: Settings) -> BatchLog:
@@ -188,6 +194,8 @@ class ControlContainer(containers.DeclarativeContainer):
         stats_of, ref(settings), ref(table), ref(meter), ref(tracer), ref(clock)
     )
 
+    state_dump: providers.Provider[StateDump] = one(state_dump_of, ref(table), ref(scheduler))
+
     loop: providers.Provider[EventLoop] = one(
         EventLoop,
         depth=ref(one(depth_of, ref(settings))),
@@ -198,7 +206,7 @@ class ControlContainer(containers.DeclarativeContainer):
         wakeup=ref(wakeup),
         clock=ref(clock),
         relay=ref(one(Relay, mesh=ref(mesh))),
-        control_ops=ref(one(control_ops_of, ref(settings))),
+        control_ops=ref(one(control_ops_of, ref(settings), ref(state_dump), ref(clock))),
         device_ops=ref(one(DeviceOps, mesh=ref(mesh))),
         profiling=ref(one(Profiling)),
         ingress=ref(one(ingress_of, ref(settings), ref(specs), ref(table), ref(grammar))),
@@ -218,4 +226,5 @@ class ControlContainer(containers.DeclarativeContainer):
         meter=ref(meter),
         batch_log=ref(one(batch_log_of, ref(settings))),
         request_stats=ref(request_stats),
+        state_dump=ref(state_dump),
     )

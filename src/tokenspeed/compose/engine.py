@@ -101,6 +101,10 @@ class RankEngine:
     def stop(self) -> None:
         self.loop.request_stop()
 
+    def request_dump(self) -> None:
+        """Any thread: one line of the log tells what the engine holds."""
+        self.loop.request_dump()
+
 
 @contextmanager
 def rank_engine(

@@ -151,7 +151,12 @@ class PauseState:
 
 @attrs.frozen(kw_only=True, eq=False)
 class ControlOps:
+    """Attributes:
+    describe: what the engine holds, request by request, see `state_dump.StateDump`.
+    """
+
     max_buffered: int
+    describe: Callable[[], dict[str, object]] = dict
     state: PauseState = attrs.field(factory=PauseState)
 
     @property
@@ -441,6 +446,8 @@ class ControlOps:
                 return {"is_sleeping": asleep, "released": sorted(state.released), "weights": state.usable}
             case Question.WEIGHT_VERSION:
                 return {"weight_version": state.version}
+            case Question.STATE:
+                return self.describe()
             case Question.SERVER | Question.HEALTH:
                 return {
                     "status": "paused" if state.mode is not None else "sleeping" if asleep else "serving",

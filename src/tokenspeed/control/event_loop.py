@@ -30,6 +30,7 @@ from tokenspeed.control.pipeline import Pipeline
 from tokenspeed.control.profiling import Profiling
 from tokenspeed.control.relay import Relay
 from tokenspeed.control.request_stats import RequestStats
+from tokenspeed.control.state_dump import StateDump
 from tokenspeed.plane.messages import Finish
 from tokenspeed.plane.plan import Dispatch, ExecutionPlan, ForwardBatch
 from tokenspeed.plane.ports import Clock, DataPlane, FrontendLink, Meter, Scheduler, Ticket, Wakeup
@@ -92,6 +93,7 @@ class EventLoop:
     meter: Meter
     batch_log: BatchLog
     request_stats: RequestStats
+    state_dump: StateDump
     state: LoopState = attrs.field(factory=LoopState)
 
     def run(self) -> None:
@@ -106,6 +108,11 @@ class EventLoop:
     def request_stop(self) -> None:
         """End the loop at the end of a round (SS-12)."""
         self.state.stop_asked = True
+        self.wakeup.set()
+
+    def request_dump(self) -> None:
+        """Any thread: describe the engine's state in the log at the end of the next round."""
+        self.state_dump.ask()
         self.wakeup.set()
 
     def round(self) -> bool:
@@ -326,6 +333,8 @@ class EventLoop:
             self.frontend.send(message)
         if due is not None:
             self.meter.reported(due)
+        if self.state_dump.asked:
+            self.state_dump.write(in_flight=len(self.state.in_flight), now_s=now_s)
 
     def _record(self, plan: ExecutionPlan, now_s: float) -> None:
         """One record a round, on the state before dispatch (KM-4)."""

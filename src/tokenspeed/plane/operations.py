@@ -126,6 +126,7 @@ class Question(enum.Enum):
     WEIGHT_VERSION = "get_weight_version"
     SERVER = "server_info"
     HEALTH = "health"
+    STATE = "get_internal_state"
 
 
 @attrs.frozen(kw_only=True)

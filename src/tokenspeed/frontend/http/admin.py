@@ -52,6 +52,7 @@ ADMIN_METHODS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "abort": _POST,
         "start_profile": _BOTH,
         "stop_profile": _BOTH,
+        "get_internal_state": _BOTH,
     }
 )
 """Operations by name, each served under ``/NAME``, with its HTTP methods."""
