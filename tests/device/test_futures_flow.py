@@ -107,6 +107,7 @@ def test_in_a_steady_step_the_hosts_ids_are_stale_and_never_moved_while_the_book
         assert not any(moved.blocking for moved in rig.log.of(Moved))
         assert rig.step.ids[-1] == driver.truth(0, 1)
         assert runner.batch.state.computed[:2].tolist() == [4, 5]
+        assert not first.landed()  # all this was done beside the forward of the step before
         assert [driver.finish(landing) for landing in (first, second)]
 
 

@@ -99,13 +99,13 @@ def test_of_two_threads_that_materialise_one_output_the_loser_finds_it_done() ->
         outputs = []
 
         def other() -> None:
-            for _ in range(300):
+            for _ in range(1000):
                 start.wait(TIMEOUT_S)
                 wins.append(outputs[-1].get_output())
                 end.wait(TIMEOUT_S)
 
         with background(other):
-            for _ in range(300):
+            for _ in range(1000):
                 outputs.append(rig.buffer.async_output)
                 start.wait(TIMEOUT_S)
                 wins.append(outputs[-1].get_output())
@@ -115,9 +115,9 @@ def test_of_two_threads_that_materialise_one_output_the_loser_finds_it_done() ->
                 else:  # the slot is full: the same request again
                     driver.end(0)
                     driver.prefill(0)
-        assert sum(wins) == 300
+        assert sum(wins) == 1000
         finished = [stage for stage in rig.log.of(Stage) if stage.name == "output"]
-        assert len(finished) == 300
+        assert len(finished) == 1000
         assert all(output.landed() for output in outputs)
 
 
