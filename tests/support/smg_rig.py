@@ -109,16 +109,20 @@ def running(command: Sequence[str], log: Path, *, cwd: Path | None = None) -> It
 
 @attrs.frozen(kw_only=True, eq=False)
 class Gateway:
-    """A gateway for one worker of one or more engines.
+    """A gateway.
 
     Attributes:
-        worker: address of the handshake socket.
+        addresses: of the handshake sockets, one for each engine.
     """
 
     process: Process
     url: str
-    worker: str
+    addresses: tuple[str, ...]
     http: httpx.Client
+
+    @property
+    def worker(self) -> str:
+        return self.addresses[0]
 
     def ready(self, *engines: Process, within_s: float = START_S) -> None:
         """Wait until it would serve; AssertionError if it, or one of `engines`, ends before."""
@@ -133,9 +137,9 @@ class Gateway:
         until(look, "the gateway's readiness", within_s=within_s)
 
     def loads(self) -> list[dict[str, object]]:
-        """One entry an engine, by index."""
+        """One entry an engine, in the order of their addresses."""
         loads: list[dict[str, object]] = self.http.get("/get_loads").json()["loads"]
-        return sorted(loads, key=lambda rank: int(str(rank["dp_rank"])))
+        return sorted(loads, key=lambda load: self.addresses.index(str(load["worker"])))
 
     def workers(self) -> list[dict[str, object]]:
         found: list[dict[str, object]] = self.http.get("/workers").json()["workers"]
@@ -152,20 +156,20 @@ class Gateway:
 
 
 @contextlib.contextmanager
-def gateway(scratch: Path, *arguments: str) -> Iterator[Gateway]:
+def gateway(scratch: Path, *arguments: str, engines: int = 1) -> Iterator[Gateway]:
     model_folder(scratch)
-    with reserved_ports(3) as (http_port, metrics_port, wire_port):
-        worker = f"tcp://127.0.0.1:{wire_port}"
+    with reserved_ports(2 + engines) as (http_port, metrics_port, *wire_ports):
+        addresses = tuple(f"tcp://127.0.0.1:{port}" for port in wire_ports)
         command = [sys.executable, "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(http_port)]
         command += ["--prometheus-port", str(metrics_port), "--prometheus-host", "127.0.0.1"]
-        command += ["--worker-urls", worker, "--backend", "tokenspeed", "--model-path", MODEL]
+        command += ["--worker-urls", *addresses, "--backend", "tokenspeed", "--model-path", MODEL]
         command += ["--health-check-interval-secs", "1", "--shutdown-settle-secs", "0", *arguments]
         url = f"http://127.0.0.1:{http_port}"
         with (
             running(command, scratch / "gateway.log", cwd=scratch) as process,
             httpx.Client(base_url=url, timeout=PATIENCE_S) as http,
         ):
-            yield Gateway(process=process, url=url, worker=worker, http=http)
+            yield Gateway(process=process, url=url, addresses=addresses, http=http)
 
 
 @contextlib.contextmanager
