@@ -11,12 +11,13 @@ import attrs
 import pytest
 
 from tokenspeed import Engine, SamplingOptions
+from tokenspeed.errors import RequestError
 from tokenspeed.settings.load import load_settings
 
 PERSON = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "maxLength": 8},
+        "name": {"type": "string", "pattern": "^[a-z]{1,8}$"},
         "age": {"type": "integer", "minimum": 0, "maximum": 120},
         "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 2},
         "ok": {"type": "boolean"},
@@ -55,7 +56,7 @@ def held(**grammar: str) -> SamplingOptions:
 def check_person(text: str) -> None:
     value = json.loads(text)
     assert list(value) == ["name", "age", "tags", "ok"]
-    assert len(value["name"]) <= 8
+    assert re.fullmatch("[a-z]{1,8}", value["name"])
     assert 0 <= value["age"] <= 120
     assert set(value["tags"]) <= {"red", "green"}
     assert len(value["tags"]) <= 2

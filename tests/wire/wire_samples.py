@@ -96,6 +96,9 @@ sampling_params = st.builds(
     regex=maybe() | text,
     ebnf=maybe() | text,
     structural_tag=maybe() | text,
+    bad_words=st.lists(st.lists(token, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
+    allowed_token_ids=st.lists(token, max_size=3).map(tuple),
+    processors=st.lists(st.tuples(text, text), max_size=2).map(tuple),
 )
 
 requests = st.builds(
