@@ -1,8 +1,9 @@
 /* The barrier of a team.
  *
  * A step has about a hundred of them, so one that sleeps at once costs as much as the step, and one that
- * spins takes the core from who is to arrive. This one spins for the usual difference between two threads,
- * then offers its core, then sleeps. OpenMP's own leaves the choice to an environment variable.
+ * spins takes the core from who is to arrive. This one spins for a little longer than two
+ * threads usually differ, then sleeps. (Yielding in between is no help: beside other work, the kernel takes
+ * it for leave to run that for a whole slice.) OpenMP's own leaves the choice to an environment variable.
  *
  * On a busy machine the kernel may wake two threads of a team on one core and leave them there for long:
  * whoever waits for a thread of its own core goes to another one. Nothing stays bound.
@@ -19,7 +20,7 @@
 #include <limits.h>
 #include <sched.h>
 
-enum { SPINS = 200, OFFERS = 2000 };
+enum { SPINS = 1000 }; /* some 40 us */
 
 #if defined(__linux__)
 /* Whether another thread came to its last barrier on the core that this one is on. */
@@ -105,7 +106,6 @@ void ts_meet(ts_team team) {
     for (int tries = 0; atomic_load_explicit(&meeting->round, memory_order_acquire) == seen; tries++) {
         if (tries == SPINS) look_for_a_core(team);
         if (tries < SPINS) pause_briefly();
-        else if (tries < SPINS + OFFERS) sched_yield();
         else sleep_through(meeting, seen);
     }
 }
