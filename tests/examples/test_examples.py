@@ -40,3 +40,10 @@ def test_a_round_can_be_driven_by_hand_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[7, 8, 9, 0]"
+
+
+def test_a_policys_new_weights_give_a_fresh_engines_rollouts_to_the_last_bit() -> None:
+    before, after = load("rl_loop").main()
+    assert {sample.weight_version for sample in before} == {"default"}
+    assert {sample.weight_version for sample in after} == {"step-1"}
+    assert [sample.token_ids for sample in before] != [sample.token_ids for sample in after]

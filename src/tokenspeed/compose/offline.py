@@ -36,11 +36,13 @@ from tokenspeed.frontend.routing import LeastLoaded
 from tokenspeed.frontend.service import GenerationService
 from tokenspeed.frontend.text.chat import ChatTemplate, chat_template
 from tokenspeed.frontend.text.tokenizer import TextTokenizer, load_tokenizer
-from tokenspeed.plane.messages import EngineInfo, frozen_tokens
+from tokenspeed.plane.messages import AbortRequest, ControlOp, ControlReply, EngineInfo, frozen_tokens
 from tokenspeed.plane.ports import EngineLink, FrontendLink, Wakeup
 from tokenspeed.settings.load import load_settings
 from tokenspeed.settings.model import Settings
+from tokenspeed.wire.faults import WireError
 from tokenspeed.wire.memory import MemoryFrontendLink, memory_pair
+from tokenspeed.wire.operations import operation_of
 
 log = logging.getLogger("tokenspeed.engine")
 T = TypeVar("T")
@@ -212,6 +214,25 @@ class Engine:
     ) -> None:
         self.close()
 
+    def control(self, method: str, **arguments: object) -> str:
+        """Carry out an operation by the name of its route, as ``control("sleep", level=1)``; blocks until it is done.
+
+        Requests of other threads go on meanwhile, as the operation lets them. Returns what the operation
+        tells: a recording's file, the JSON of a question, or "".
+
+        Raises: RequestError: the engine refuses, or there is no such operation or argument.
+        """
+        try:
+            op = operation_of(0, method, arguments)
+        except WireError as fault:
+            raise RequestError(str(fault), field=fault.field) from fault
+        if isinstance(op, AbortRequest):
+            raise RequestError("abort_request: stop iterating over a stream, or cancel its task", field="method")
+        reply: ControlReply = self._on_loop(self._called(op))
+        if not reply.success:
+            raise RequestError(reply.message)
+        return reply.message
+
     # ---- the two threads ----------------------------------------------------------------------
 
     def _connect(self, info: EngineInfo, wakeup: Wakeup) -> FrontendLink:
@@ -253,6 +274,11 @@ class Engine:
             meter=quiet,
             timeout_s=self._settings.server.request_timeout_s,
         )
+
+    async def _called(self, op: ControlOp) -> ControlReply:
+        (engine,) = self._service.engines
+        limit_s = self._settings.server.request_timeout_s
+        return await engine.call(lambda call_id: attrs.evolve(op, call_id=call_id), timeout_s=limit_s)
 
     async def _close_service(self) -> None:
         for engine in self._service.engines:

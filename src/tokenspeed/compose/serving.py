@@ -71,7 +71,7 @@ class HttpFrontend:
         """Drain and end; a second call ends running requests at once."""
         signal = self.signal
         hurried, signal.asked = signal.asked, True
-        if signal.loop is None or signal.event is None:
+        if signal.loop is None or signal.event is None or signal.loop.is_closed():
             return
         signal.loop.call_soon_threadsafe(signal.event.set)
         if hurried and signal.hurry is not None:

@@ -1,0 +1,249 @@
+"""Control routes and /generate over HTTP, on one real server."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from ops_rig import blob, random_tensors
+from ops_server import OpsServer, ops_server
+
+IDS = list(range(1, 40))
+SAMPLING = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
+LONG = {**SAMPLING, "max_new_tokens": 80}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[OpsServer]:
+    with ops_server() as opened:
+        yield opened
+
+
+@pytest.fixture
+def at_rest(server: OpsServer) -> Iterator[None]:
+    """Each test leaves the server serving, awake, with nothing running and nothing held."""
+    yield
+    for name in ("continue_generation", "resume_memory_occupation", "continue_generation"):
+        server.call(name)
+    assert server.generate(input_ids=[5, 6], sampling_params=SAMPLING)["meta_info"]["completion_tokens"] == 6
+    report = server.user.get("/get_load").json()["loads"][0]
+    assert (report["num_running_reqs"], report["num_waiting_reqs"]) == (0, 0)
+
+
+def events(response: httpx.Response) -> Iterator[dict]:
+    for line in response.iter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: "))
+
+
+@pytest.mark.parametrize("path", ["/sleep", "/pause_generation", "/flush_cache", "/abort_request", "/start_profile"])
+def test_control_routes_take_the_admin_key_and_no_other(server: OpsServer, path: str) -> None:
+    assert server.user.post(path).status_code == 401
+    wrong = httpx.post(server.url + path, headers={"Authorization": "Bearer other"})
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (403, "forbidden")
+    assert server.admin.get("/v1/models").status_code == 200
+
+
+def test_generate_tells_tokens_logprobs_and_where_they_came_from(server: OpsServer) -> None:
+    asked = {"input_ids": IDS, "sampling_params": SAMPLING, "return_logprob": True, "top_logprobs_num": 2}
+    plain = server.generate(**asked, logprob_start_len=30, rid="mine")
+    meta = plain["meta_info"]
+    assert (meta["id"], meta["prompt_tokens"], meta["completion_tokens"]) == ("mine", 39, 6)
+    assert meta["finish_reason"] == {"type": "length", "length": 6}
+    assert [entry[1] for entry in meta["output_token_logprobs"]] == plain["output_ids"]
+    assert [entry[1] for entry in meta["input_token_logprobs"]] == IDS[30:]
+    assert all(value <= 0 for value, _, _ in meta["output_token_logprobs"])
+    assert len(meta["output_top_logprobs"]) == 6
+    assert meta["e2e_latency"] > 0
+    with server.user.stream("POST", "/generate", json={**asked, "stream": True}) as response:
+        last = list(events(response))[-1]
+    assert last["output_ids"] == plain["output_ids"]
+    assert last["meta_info"]["output_token_logprobs"] == meta["output_token_logprobs"]
+    warm = server.generate(input_ids=IDS, sampling_params=SAMPLING)["meta_info"]
+    assert 0 < warm["cached_tokens"] < 39
+
+
+def test_generate_takes_batches_and_choices(server: OpsServer) -> None:
+    both = server.user.post(
+        "/generate",
+        json={"input_ids": [IDS, [5, 6]], "sampling_params": [SAMPLING, {**SAMPLING, "n": 2}], "rid": ["a", "b"]},
+    ).json()
+    assert [one["meta_info"]["id"] for one in both] == ["a", "b", "b"]
+    alone = server.generate(input_ids=[5, 6], sampling_params=SAMPLING)
+    assert both[1]["output_ids"] == alone["output_ids"]
+    text = server.user.post("/generate", json={"text": ["ab", "cd"], "sampling_params": SAMPLING}).json()
+    assert len(text) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "text"),
+        ({"text": "a", "input_ids": [1]}, "text"),
+        ({"text": ""}, "text"),
+        ({"input_ids": []}, "input_ids"),
+        ({"input_ids": [[]]}, "input_ids"),
+        ({"input_ids": [1, [2]]}, "input_ids"),
+        ({"input_ids": [999999]}, "input_ids"),
+        ({"input_ids": [1], "sampling_params": {"temperature": -1}}, "temperature"),
+        ({"input_ids": [1], "sampling_params": [{}, {}]}, "sampling_params"),
+        ({"input_ids": [1], "rid": "x" * 1000}, "rid"),
+    ],
+)
+def test_a_faulty_generate_is_a_400_that_names_the_field(
+    server: OpsServer, body: dict, field: str, stream: bool
+) -> None:
+    answer = server.user.post("/generate", json={**body, "stream": stream})
+    assert answer.status_code == 400
+    assert field in answer.json()["error"]["message"]
+
+
+@pytest.mark.usefixtures("at_rest")
+@pytest.mark.parametrize("how", ["rid", "abort_all"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_abort_ends_requests_with_what_they_have(server: OpsServer, how: str, stream: bool) -> None:
+    body = {"input_ids": IDS, "sampling_params": LONG, "rid": "victim-7", "stream": stream}
+    server.call("pause", mode="keep")  # so that it is there to be aborted
+    answers: list[dict] = []
+
+    def ask() -> None:
+        with httpx.Client(base_url=server.url, timeout=30) as client:
+            if stream:
+                with client.stream("POST", "/generate", json=body) as response:
+                    answers.extend(events(response))
+            else:
+                answers.append(client.post("/generate", json=body).json())
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    told = {"aborted": 0}
+    while not told["aborted"]:
+        told = server.call("abort_request", **({"rid": "victim"} if how == "rid" else {"abort_all": True}))
+    asking.join(30)
+    assert answers[-1]["meta_info"]["finish_reason"]["type"] == "abort"
+    assert server.call("abort_request", rid="victim")["aborted"] == 0
+
+
+@pytest.mark.usefixtures("at_rest")
+def test_two_requests_of_one_name_do_not_meet(server: OpsServer) -> None:
+    alone = server.generate(input_ids=IDS, sampling_params=SAMPLING)["output_ids"]
+    found: list[dict] = []
+    threads = [
+        threading.Thread(
+            target=lambda: found.append(
+                httpx.post(
+                    server.url + "/generate",
+                    json={"input_ids": IDS, "sampling_params": SAMPLING, "rid": "same"},
+                    timeout=30,
+                ).json()
+            )
+        )
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [one["output_ids"] for one in found] == [alone] * 2
+    assert [one["meta_info"]["id"] for one in found] == ["same"] * 2
+
+
+@pytest.mark.usefixtures("at_rest")
+def test_questions_are_answered_and_health_goes_on_in_every_state(server: OpsServer) -> None:
+    for begin, end, question, key in (
+        ("pause_generation", "continue_generation", "is_paused", "is_paused"),
+        ("sleep", "wake_up", "is_sleeping", "is_sleeping"),
+    ):
+        assert server.call(question)[key] is False
+        server.call(begin)
+        assert server.call(question)[key] is True
+        assert server.user.get("/health").status_code == 200
+        assert server.user.get("/v1/models").status_code == 200
+        server.call(end)
+        assert server.call(question)[key] is False
+
+
+def test_arguments_come_in_the_query_too_and_faults_are_named(server: OpsServer) -> None:
+    assert server.admin.post("/sleep?level=1&tags=kv_cache").status_code == 200
+    assert server.call("is_sleeping")["released"] == ["kv_cache"]
+    assert server.admin.post("/wake_up?tags=kv_cache").status_code == 200
+    for path, body, field in (
+        ("/pause", {"mode": "retract"}, "mode"),
+        ("/sleep", {"level": 9}, "level"),
+        ("/update_weights_from_disk", {}, "path"),
+        ("/update_weights_from_tensor", {"serialized_named_tensors": ["gASV"]}, "load_format"),
+        ("/flush_cache", {"timeout_s": -1}, "timeout_s"),
+    ):
+        answer = server.admin.post(path, json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+@pytest.mark.usefixtures("at_rest")
+def test_sleep_and_wake_give_the_same_text_with_nothing_cached(server: OpsServer) -> None:
+    before = server.generate(input_ids=IDS, sampling_params=SAMPLING)
+    server.call("sleep", level=1)
+    server.call("sleep", level=1)
+    server.call("wake_up")
+    after = server.generate(input_ids=IDS, sampling_params=SAMPLING)
+    assert after["output_ids"] == before["output_ids"]
+    assert after["meta_info"]["cached_tokens"] == 0
+
+
+@pytest.mark.usefixtures("at_rest")
+def test_level_two_is_503_until_weights_come_and_versions_are_stamped(server: OpsServer) -> None:
+    before = server.generate(input_ids=IDS, sampling_params=SAMPLING)
+    server.call("sleep", level=2)
+    server.call("wake_up")
+    for stream in (False, True):
+        refused = server.user.post("/generate", json={"input_ids": IDS, "stream": stream})
+        assert refused.status_code == 503
+    body = base64.b64encode(blob(random_tensors(7))).decode()
+    server.call(
+        "update_weights_from_tensor", serialized_named_tensors=[body], load_format="safetensors", weight_version="t7"
+    )
+    changed = server.generate(input_ids=IDS, sampling_params=SAMPLING)
+    assert changed["output_ids"] != before["output_ids"]
+    assert changed["meta_info"]["weight_version"] == "t7"
+    refused = server.admin.post("/update_weights_from_disk", json={"model_path": "random:tiny-qwen2"})
+    assert refused.status_code == 400
+    assert "vocab_size" in refused.json()["message"]
+    server.call("update_weights_from_disk", model_path="random:tiny-llama", weight_version="back")
+    back = server.generate(input_ids=IDS, sampling_params=SAMPLING)
+    assert (back["output_ids"], back["meta_info"]["weight_version"]) == (before["output_ids"], "back")
+    server.call("update_weight_version", new_version="renamed")
+    assert server.generate(input_ids=IDS, sampling_params=SAMPLING)["meta_info"]["weight_version"] == "renamed"
+    assert server.user.get("/get_weight_version").json() == {"weight_version": "renamed"}
+
+
+@pytest.mark.usefixtures("at_rest")
+def test_a_flush_right_after_the_last_token_succeeds_every_time(server: OpsServer) -> None:
+    for _ in range(30):
+        server.generate(input_ids=IDS, sampling_params=SAMPLING)
+        server.call("flush_cache", timeout=5)
+        assert server.generate(input_ids=IDS, sampling_params=SAMPLING)["meta_info"]["cached_tokens"] == 0
+
+
+@pytest.mark.usefixtures("at_rest")
+@pytest.mark.contract("KM-42", "KM-43", "KM-46")
+def test_a_recording_of_three_forwards_has_the_forward_thread_in_it(server: OpsServer, tmp_path: Path) -> None:
+    refused = server.admin.post("/start_profile", json={"activities": ["CPU", "GPU"]})
+    assert refused.status_code == 400
+    assert "GPU cannot be recorded" in refused.json()["message"]
+    started = server.call("start_profile", output_dir=str(tmp_path), num_steps=3)
+    again = server.admin.post("/start_profile", json={"output_dir": str(tmp_path)})
+    assert again.status_code == 400
+    server.generate(input_ids=IDS, sampling_params=SAMPLING)
+    stopped = server.call("stop_profile")
+    assert stopped["output"] == started["output"]
+    trace = json.loads(Path(stopped["output"][0]).read_text())
+    plans = [event for event in trace["traceEvents"] if str(event.get("name")).startswith("plan ")]
+    work = {event.get("tid") for event in trace["traceEvents"] if str(event.get("name")).startswith("aten::")}
+    assert len(plans) == 3
+    assert {plan["tid"] for plan in plans}.isdisjoint(work)  # submitted by one thread, computed by another
+    assert server.admin.post("/stop_profile").status_code == 400
