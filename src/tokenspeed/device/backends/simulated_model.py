@@ -7,6 +7,8 @@ step reads one number of its context and not all of it, so that long contexts co
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import attrs
 import numpy as np
 import torch
@@ -14,14 +16,17 @@ import torch
 from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.config import ModelConfig
 from tokenspeed.checkpoint.progress import Progress
+from tokenspeed.device.attention.groups import attention_groups
 from tokenspeed.device.backends.simulated import Work
 from tokenspeed.device.backends.simulated_roofline import KV_BYTES, StepTime
 from tokenspeed.device.host_sync import device_code
-from tokenspeed.device.kv.layout import CacheGroup, attention_group
+from tokenspeed.device.kv.layout import STATE, CacheGroup
 from tokenspeed.device.sampling.base import SampledTokens, TokenMasks
 from tokenspeed.device.step import LayersReady, RaggedRows
 from tokenspeed.errors import InvariantBroken
+from tokenspeed.plane.messages import Int32Array
 from tokenspeed.plane.plan import BlockCopy, GroupBlocks, Seat
+from tokenspeed.plane.specs import CacheGroupSpec
 from tokenspeed.plane.table import Int64Array
 
 BASE, MODULUS, START = 1_000_003, 2_147_483_629, 17
@@ -45,18 +50,34 @@ def powers(base: int, count: int) -> Int64Array:
 
 @attrs.frozen(kw_only=True, eq=False)
 class SimulatedPool:
-    """Hashes in pages: int64 ``[num_pages, page_tokens]``; memory is taken at the first write."""
+    """Hashes by cache group, in blocks; memory is taken at the first write.
+
+    Attributes:
+        pages: of group 0, int64 ``[blocks, block_tokens]``.
+        more: of groups 1, 2, …; of a state group ``[blocks, 1]``, the hash up to the latest token.
+        states: numbers of the state groups.
+    """
 
     pages: Int64Array
+    more: tuple[Int64Array, ...] = ()
+    states: frozenset[int] = frozenset()
+
+    @property
+    def groups(self) -> tuple[Int64Array, ...]:
+        return (self.pages, *self.more)
 
     def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
-        self.pages[[copy.destination for copy in copies]] = self.pages[[copy.source for copy in copies]]
+        groups = self.groups
+        read = [groups[copy.group][copy.source].copy() for copy in copies]
+        for copy, content in zip(copies, read, strict=True):
+            groups[copy.group][copy.destination] = content
 
     def zero_blocks(self, blocks: tuple[GroupBlocks, ...]) -> None:
-        self.pages[[block for group in blocks for block in group.blocks]] = 0
+        for group in blocks:
+            self.groups[group.group][list(group.blocks)] = 0
 
     def layer_bytes(self, group: int) -> torch.Tensor:
-        return torch.from_numpy(self.pages.view(np.uint8))[:, None]
+        return torch.from_numpy(self.groups[group].view(np.uint8))[:, None]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -104,19 +125,35 @@ class SimulatedStep:
         With ``h[e] = BASE ** e * (h[0] + sum of (t[i] + 1) * BASE ** -i for i in 1..e)`` a chunk is one
         cumulative sum, in which rows follow each other and what came before is taken off again.
         """
-        pages, tables = self.pool.pages, rows.block_tables.numpy()
-        page_tokens = pages.shape[1]
-        before = np.maximum(starts - 1, 0)
-        known = pages[tables[np.arange(len(counts)), before // page_tokens], before % page_tokens]
-        known = np.where(starts == 0, self.start, known)
+        known = np.where(starts == 0, self.start, self._known(rows, starts))
         row = np.repeat(np.arange(len(counts)), counts)
         exponent = np.arange(1, len(row) + 1) - offsets[row]
         total = np.cumsum((rows.token_ids.numpy() + 1) * self.inverse[exponent] % MODULUS)
         earlier = np.concatenate((np.zeros(1, dtype=np.int64), total))[offsets[:-1]]
         hashes: Int64Array = self.forward[exponent] * ((known[row] + total - earlier[row]) % MODULUS) % MODULUS
         positions = rows.positions.numpy()
-        pages[tables[row, positions // page_tokens], positions % page_tokens] = hashes
+        for pages, table, state in self._tables(rows):
+            if state:
+                pages[table[:, 0], 0] = hashes[offsets[1:] - 1]
+            else:
+                block_tokens = pages.shape[1]
+                pages[table[row, positions // block_tokens], positions % block_tokens] = hashes
         return hashes
+
+    def _known(self, rows: RaggedRows, starts: Int64Array) -> Int64Array:
+        """The hash up to the token before each row's first: every group's says the same, or the tokens go wrong."""
+        before, at = np.maximum(starts - 1, 0), np.arange(len(starts))
+        found = [
+            pages[table[:, 0], 0] if state else pages[table[at, before // pages.shape[1]], before % pages.shape[1]]
+            for pages, table, state in self._tables(rows)
+        ]
+        known: Int64Array = found[0] + sum((other - found[0] for other in found[1:]), np.zeros_like(found[0]))
+        return known % MODULUS
+
+    def _tables(self, rows: RaggedRows) -> Iterator[tuple[Int64Array, Int32Array, bool]]:
+        """Blocks and block tables of each cache group, and whether it keeps states."""
+        for number, (pages, table) in enumerate(zip(self.pool.groups, rows.group_tables, strict=True)):
+            yield pages, table.numpy(), number in self.pool.states
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -138,6 +175,7 @@ class SimulatedModel:
 
     Attributes:
         max_tokens: of one forward.
+        groups: of the pool, as packed; (): one of full attention.
     """
 
     work: Work
@@ -146,19 +184,23 @@ class SimulatedModel:
     vocab_size: int
     seed: int
     max_tokens: int
+    groups: tuple[CacheGroupSpec, ...] = ()
 
     def expected_bytes(self, config: ModelConfig) -> int:
         return 0  # nothing is read: the plan of the pool says whether the weights fit
 
     def cache_groups(self, config: ModelConfig, page_tokens: int) -> tuple[CacheGroup, ...]:
-        """One group, whatever the model has: the memory is the real one's, the content a hash."""
-        return attention_group(config, page_tokens, number_bytes=KV_BYTES)
+        """Those of the real model: the memory is the real one's, the content a hash."""
+        return attention_groups(config, page_tokens, number_bytes=KV_BYTES)
 
     def load(self, checkpoint: Checkpoint, progress: Progress) -> SimulatedWeights:
         return SimulatedWeights(nbytes=self.weight_bytes)
 
     def bind(self, weights: object, *, num_pages: int, page_tokens: int) -> SimulatedBound:
-        pool = SimulatedPool(pages=np.zeros((num_pages, page_tokens), dtype=np.int64))
+        groups = self.groups or (CacheGroupSpec(block_tokens=page_tokens),)
+        pages, *more = (_hashes(group, num_pages) for group in groups)
+        states = frozenset(number for number, group in enumerate(groups) if group.kind == STATE)
+        pool = SimulatedPool(pages=pages, more=tuple(more), states=states)
         step = SimulatedStep(
             pool=pool,
             work=self.work,
@@ -169,6 +211,11 @@ class SimulatedModel:
             inverse=powers(pow(BASE, -1, MODULUS), self.max_tokens),
         )
         return SimulatedBound(step=step, pool=pool)
+
+
+def _hashes(group: CacheGroupSpec, parents: int) -> Int64Array:
+    each = 1 if group.kind == STATE else group.block_tokens
+    return np.zeros((parents * group.blocks_per_parent, each), dtype=np.int64)
 
 
 @attrs.frozen(eq=False)

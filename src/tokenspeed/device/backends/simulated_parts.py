@@ -7,10 +7,12 @@ from functools import partial
 import attrs
 
 from tokenspeed.checkpoint.checkpoint import Checkpoint
+from tokenspeed.device.attention.groups import attention_groups
 from tokenspeed.device.backends.simulated import Work, open_simulated_backend
 from tokenspeed.device.backends.simulated_copies import LinkCost
 from tokenspeed.device.backends.simulated_model import SimulatedLogprobs, SimulatedModel, SimulatedSampler
-from tokenspeed.device.backends.simulated_roofline import ACCELERATORS, model_shape, step_time
+from tokenspeed.device.backends.simulated_roofline import ACCELERATORS, KV_BYTES, model_shape, step_time
+from tokenspeed.device.kv.layout import cache_layout
 from tokenspeed.device.machine import Machine
 from tokenspeed.device.parts import DeviceParts
 from tokenspeed.device.sampling.base import Sampler
@@ -48,6 +50,9 @@ def simulated_parts(settings: Settings, checkpoint: Checkpoint, given: DevicePar
         vocab_size=vocab_size,
         seed=asked.seed,
         max_tokens=settings.scheduler.max_batched_tokens,
+        groups=cache_layout(
+            attention_groups(checkpoint.config, settings.cache.page_tokens, number_bytes=KV_BYTES)
+        ).groups,
     )
     return attrs.evolve(
         given,
