@@ -298,3 +298,16 @@ def test_the_host_tier_forgets_with_the_device(host_gib: float, second: str, by_
         assert rank.call(ReleaseMemoryOp, tags=("kv_cache",)).success
         assert rank.call(ResumeMemoryOp).success
         assert rank.run(greedy("c", PROMPT)) == [by_weights[second]]
+
+
+@pytest.mark.contract("CP-35")
+def test_loaded_weights_serve_only_once_they_are_committed(
+    rank: HandRank, second: str, by_weights: dict[str, list[int]]
+) -> None:
+    loop = rank.engine.loop
+    for accept, wanted in ((False, by_weights[BASE]), (True, by_weights[second])):
+        assert loop.plane.load_weights(DiskWeights(path=second)) == ""
+        assert rank.run(greedy(f"before-{accept}", PROMPT)) == [by_weights[BASE]]
+        assert loop.plane.commit_weights(accept) == ""
+        assert loop.scheduler.clear_cache()
+        assert rank.run(greedy(f"after-{accept}", PROMPT)) == [wanted]
