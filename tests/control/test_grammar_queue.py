@@ -71,7 +71,7 @@ class HandMatchers:
         self.threads.append(threading.current_thread().name)
         self.accepted[handle] = list(tokens)
 
-    def advance(self, handles: Sequence[int], tokens: Sequence[int]) -> tuple[MatcherState, ...]:
+    def accept(self, handles: Sequence[int], tokens: Sequence[int]) -> tuple[MatcherState, ...]:
         self.log.append("advance")
         self.threads.append(threading.current_thread().name)
         found = []

@@ -191,7 +191,7 @@ class Counted:
     def bring(self, handle: int, tokens: Sequence[int]) -> None:
         self.log.append(f"bring {handle} {list(tokens)}")
 
-    def advance(self, handles: Sequence[int], tokens: Sequence[int]) -> tuple[MatcherState, ...]:
+    def accept(self, handles: Sequence[int], tokens: Sequence[int]) -> tuple[MatcherState, ...]:
         self.log.append("advance")
         return tuple(MatcherState.ENDED if token == 3 else MatcherState.REFUSED for token in tokens)
 
@@ -209,8 +209,8 @@ def test_one_fill_serves_both_paths_and_advancing_tells_ends_and_faults_by_batch
         assert masks.words[:, 0].tolist() == [8, 32]
     assert matchers.log == ["bring 3 [8, 9]", "fill"] * 2
     plan = GrammarPlan(rows=rows)
-    ends = filler.advance(plan, masks, np.array([7, 3, 6]), np.array([False, False, False]))
+    ends = filler.accept(plan, masks, np.array([7, 3, 6]), np.array([False, False, False]))
     assert (ends.ends, ends.faults) == ((1,), (4,))
     assert filler.fill(GrammarPlan(), sampled) is None
-    nobody = filler.advance(plan, masks, np.array([7, 3, 6]), np.array([False, True, True]))
+    nobody = filler.accept(plan, masks, np.array([7, 3, 6]), np.array([False, True, True]))
     assert (nobody.ends, nobody.faults) == ((), ())

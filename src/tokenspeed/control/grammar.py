@@ -229,7 +229,7 @@ class CompiledGrammars:
         ]
         if not mine:
             return result
-        states = self.matchers.advance([handle for _, handle, _ in mine], [token for _, _, token in mine])
+        states = self.matchers.accept([handle for _, handle, _ in mine], [token for _, _, token in mine])
         where = [(at, state) for (at, _, _), state in zip(mine, states, strict=True)]
         return attrs.evolve(
             result,

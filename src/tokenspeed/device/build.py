@@ -45,7 +45,7 @@ from tokenspeed.device.native.draw import sampler_of
 from tokenspeed.device.on_stream import on_stream
 from tokenspeed.device.parts import DeviceParts, ModelFactory, SamplerFactory
 from tokenspeed.device.profile import TraceProfiler
-from tokenspeed.device.sampling.base import logprobs
+from tokenspeed.device.sampling.base import Sampler, logprobs
 from tokenspeed.device.sampling.processors import LogitsProcessor
 from tokenspeed.device.sampling.registry import load_processors
 from tokenspeed.device.specs_of import specs_of
@@ -257,7 +257,7 @@ def _with_processors(make: SamplerFactory, processors: Mapping[str, LogitsProces
     """Raises: SettingsError: the sampler has no place for processors."""
     if "processors" not in inspect.signature(make).parameters:
         raise SettingsError("sampling.logits_processors: this device's sampler takes none; leave it empty")
-    return cast("SamplerFactory", partial(make, processors=processors))
+    return partial(cast("Callable[..., Sampler]", make), processors=processors)
 
 
 def _executor(

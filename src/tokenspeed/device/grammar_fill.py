@@ -49,11 +49,11 @@ class Filler:
         indices = np.array([row.index for row in plan.rows], dtype=np.int64)
         return TokenMasks(rows=np.searchsorted(sampled, indices), words=words)
 
-    def advance(self, plan: GrammarPlan, masks: TokenMasks, tokens: Int64Array, nan: BoolArray) -> GrammarEnds:
+    def accept(self, plan: GrammarPlan, masks: TokenMasks, tokens: Int64Array, nan: BoolArray) -> GrammarEnds:
         """The capturable path's other half; `tokens` and `nan` are those of all sampled rows."""
         places = masks.rows.tolist()
         drawn = [(row, int(tokens[at])) for row, at in zip(plan.rows, places, strict=True) if not nan[at]]
-        states = self.matchers.advance([row.handle for row, _ in drawn], [token for _, token in drawn])
+        states = self.matchers.accept([row.handle for row, _ in drawn], [token for _, token in drawn])
         where = [(row.index, state) for (row, _), state in zip(drawn, states, strict=True)]
         return GrammarEnds(
             ends=tuple(index for index, state in where if state is MatcherState.ENDED),

@@ -82,7 +82,7 @@ class Matchers:
             if matching.accept(token) is MatcherState.REFUSED:
                 raise InvariantBroken("an output that its grammar does not accept", handle=handle, token=token)
 
-    def advance(self, handles: Sequence[int], tokens: Sequence[int]) -> tuple[MatcherState, ...]:
+    def accept(self, handles: Sequence[int], tokens: Sequence[int]) -> tuple[MatcherState, ...]:
         return tuple(self._advance(handle, token) for handle, token in zip(handles, tokens, strict=True))
 
     def _advance(self, handle: int, token: int) -> MatcherState:

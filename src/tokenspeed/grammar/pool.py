@@ -65,6 +65,7 @@ class PoolState:
     trials: list[Trial] = attrs.field(factory=list[Trial])
     idle: int = 0
     closed: bool = False
+    loaded: Loaded = attrs.field(factory=Loaded)
     changed: threading.Condition = attrs.field(factory=threading.Condition)
 
 
@@ -89,7 +90,6 @@ class CompilePool:
     trial: Callable[[], Trial]
     fault: Callable[[GrammarSource], str]
     now_s: Callable[[], float] = time.monotonic
-    loaded: Loaded = attrs.field(factory=Loaded)
     state: PoolState = attrs.field(factory=PoolState)
 
     # ---- the control thread -------------------------------------------------------------------
@@ -202,12 +202,13 @@ class CompilePool:
         if self.now_s() > one.until_s:
             raise GrammarRefused(f"was not compiled within {self.limits.timeout_s:g} s (grammar.timeout_s)")
         trial.start()  # it loads the library while we do
-        with self.loaded.lock:
-            if self.loaded.backend is None or self.loaded.vocabulary is None:
-                self.loaded.vocabulary = self.vocabulary()
-                self.loaded.backend = self.load(self.loaded.vocabulary)
-        trial.attempt(one.source, self.loaded.vocabulary)
-        return self.loaded.backend.compile(one.source)
+        loaded = self.state.loaded
+        with loaded.lock:
+            if loaded.backend is None or loaded.vocabulary is None:
+                loaded.vocabulary = self.vocabulary()
+                loaded.backend = self.load(loaded.vocabulary)
+        trial.attempt(one.source, loaded.vocabulary)
+        return loaded.backend.compile(one.source)
 
     def _settle(self, one: Compilation, made: CompiledGrammar | None, error: str = "", *, status: int = 400) -> None:
         state = self.state

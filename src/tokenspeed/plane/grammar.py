@@ -124,7 +124,7 @@ class GrammarMatchers(Protocol):
         """Have the matcher accept exactly `tokens` from its start; nothing is done where it has."""
         ...
 
-    def advance(self, handles: Sequence[int], tokens: Sequence[int]) -> tuple[MatcherState, ...]:
+    def accept(self, handles: Sequence[int], tokens: Sequence[int]) -> tuple[MatcherState, ...]:
         """Have each accept one token."""
         ...
 
@@ -163,6 +163,6 @@ class NoMatchers:
     def bring(self, handle: int, tokens: Sequence[int]) -> None:
         del handle, tokens
 
-    def advance(self, handles: Sequence[int], tokens: Sequence[int]) -> tuple[MatcherState, ...]:
+    def accept(self, handles: Sequence[int], tokens: Sequence[int]) -> tuple[MatcherState, ...]:
         del tokens
         return (MatcherState.OPEN,) * len(handles)

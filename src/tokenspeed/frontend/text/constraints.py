@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import attrs
 
@@ -56,7 +57,8 @@ class Constraint:
     text: str = attrs.field(repr=False)
 
     def into(self, sampling: SamplingParams) -> SamplingParams:
-        return attrs.evolve(sampling, **{self.kind: self.text})
+        changes: dict[str, Any] = {self.kind: self.text}
+        return attrs.evolve(sampling, **changes)
 
 
 def constraint_of(fields: Mapping[str, object]) -> Constraint | None:
