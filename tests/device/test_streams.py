@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 
+import attrs
 import numpy as np
 import pytest
 import torch
 from device_doubles import TIMEOUT_S, CountingWakeup, background, cpu_backend
 
+from tokenspeed.device.backends.cpu import open_cpu_backend
 from tokenspeed.device.backends.host_stream import HostStream, JobScope, open_host_stream
-from tokenspeed.errors import InvariantBroken
+from tokenspeed.errors import DeviceLost, InvariantBroken
 
 
 @pytest.fixture
@@ -216,3 +218,16 @@ def test_the_exec_stream_computes_with_the_threads_it_was_given() -> None:
         backend.exec_stream.submit(lambda: seen.append(torch.get_num_threads()), "ask").wait()
     assert seen == [1]
     assert torch.get_num_threads() == before
+
+
+def test_closing_with_a_hung_job_takes_a_bounded_time_and_names_stream_and_job() -> None:
+    backend, never = attrs.evolve(open_cpu_backend(1), close_s=0.05), threading.Event()
+    backend.exec_stream.submit(lambda: never.wait(TIMEOUT_S), "batch")
+    behind = backend.exec_stream.submit(lambda: None, "fence")
+    backend.write_stream.wait(behind)  # another stream hangs with it
+    with pytest.raises(DeviceLost, match=r"stream 'exec' did not end within .* inside 'batch'"):
+        backend.close()
+    never.set()
+    for stream in (backend.exec_stream, backend.write_stream, backend.load_stream):
+        stream.thread.join(TIMEOUT_S)
+        assert not stream.thread.is_alive()

@@ -6,6 +6,7 @@ process halves a barrier-bound step. The write and load streams copy.
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack, nullcontext
 
 import attrs
@@ -18,6 +19,9 @@ from tokenspeed.device.host_sync import device_code, host_to_device
 from tokenspeed.errors import InvariantBroken
 
 HOST = torch.device("cpu")
+CLOSE_S = 30.0
+LEAST_S = 0.5
+"""For a stream to end whose turn comes when another has taken all the time."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -47,12 +51,17 @@ class LandedArray:
 
 @attrs.frozen(kw_only=True, eq=False)
 class CpuBackend:
-    """A `Backend` on the host's own cores and memory. Open it with `open_cpu_backend`."""
+    """A `Backend` on the host's own cores and memory. Open it with `open_cpu_backend`.
+
+    Attributes:
+        close_s: what all streams together get to end.
+    """
 
     scope: JobScope
     exec_stream: HostStream
     write_stream: HostStream
     load_stream: HostStream
+    close_s: float = CLOSE_S
     name: str = "cpu"
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> HostBuffer:
@@ -69,12 +78,17 @@ class CpuBackend:
         return LandedArray(values=values, event=self.scope.current())
 
     def close(self) -> None:
-        streams = (self.exec_stream, self.write_stream, self.load_stream)
+        """A stream that does not end is named, with its job, before the forward thread's own time is up."""
+        streams, until_s = (self.exec_stream, self.write_stream, self.load_stream), time.monotonic() + self.close_s
         for stream in streams:
             stream.release()  # streams wait for each other: all must run for one to end
         with ExitStack() as closing:
             for stream in streams:
-                closing.callback(stream.close)
+                closing.callback(_close, stream, until_s)
+
+
+def _close(stream: HostStream, until_s: float) -> None:
+    stream.close(max(LEAST_S, until_s - time.monotonic()))
 
 
 def open_cpu_backend(threads: int, watch: JobWatch = nullcontext) -> CpuBackend:
