@@ -75,7 +75,7 @@ class AdminRoute:
     method: str
 
     async def __call__(self, api: Api, request: Request) -> Response:
-        if api.settings.admin_key is None:
+        if api.admin_key is None:
             raise HttpError("control routes are off; set server.admin_key", status=404, code="not_found")
         body = await _arguments(api, request)
         try:

@@ -83,6 +83,11 @@ class Api:
         return self.service.info.model
 
     @property
+    def admin_key(self) -> str | None:
+        """What opens the control routes; None: they are off."""
+        return self.settings.admin_key
+
+    @property
     def max_body_bytes(self) -> int:
         return int(self.settings.max_body_mib * (1 << 20))
 

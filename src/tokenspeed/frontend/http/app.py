@@ -102,8 +102,8 @@ def build_app(api: Api, *, clock: Clock) -> ASGIApp:
     everything = app
     if api.settings.api_key is not None:
         app = require_key(app, api.settings.api_key)
-    if api.settings.admin_key is not None:
-        app = admin_door(everything, app, api.settings.admin_key, frozenset(path for path, _, _ in admin_routes()))
+    if api.admin_key is not None:
+        app = admin_door(everything, app, api.admin_key, frozenset(path for path, _, _ in admin_routes()))
     return CountAnswers(
         app=app, meter=api.meter, clock=clock, methods=frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
     )
