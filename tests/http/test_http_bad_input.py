@@ -332,7 +332,7 @@ def test_unknown_paths_and_methods_have_the_envelope_too(http: httpx.Client) -> 
     assert http.head("/version").status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/images/generations", "/v1/load_lora_adapter", "/generate"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/images/generations", "/v1/load_lora_adapter", "/rerank"])
 def test_what_this_build_does_not_serve_says_so(http: httpx.Client, path: str) -> None:
     error = error_of(http.post(path, json={"input": "x", "model": "scripted"}), 400)
     assert error["code"] == "not_supported"

@@ -174,7 +174,7 @@ BAD: list[tuple[dict[str, object], str]] = [
     ({"background": True, "store": False}, "background"),
     ({"background": True, "stream": True}, "stream"),
     ({"temperature": "hot"}, "temperature"),
-    ({"text": {"format": {"type": "nonsense"}}}, "response_format"),
+    ({"text": {"format": {"type": "nonsense"}}}, "response_format.type"),
 ]
 
 

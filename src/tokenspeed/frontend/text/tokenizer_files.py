@@ -64,7 +64,7 @@ def _put_in_front(library: Tokenizer, ids: tuple[int, ...]) -> None:
     """What a text prompt starts with, as the file's own post-processing."""
     if not ids:
         return
-    names = [library.id_to_token(one) for one in ids]
+    names = [library.id_to_token(one) or "" for one in ids]
     library.post_processor = TemplateProcessing(
         single=" ".join((*names, "$A")), special_tokens=list(zip(names, ids, strict=True))
     )
