@@ -13,7 +13,7 @@ import numpy as np
 
 from tokenspeed.control.batch_log import BatchLog
 from tokenspeed.control.cache_ops import CacheOps
-from tokenspeed.control.control_ops import ControlOps, Routed
+from tokenspeed.control.control_ops import ControlOps
 from tokenspeed.control.device_ops import DeviceOps
 from tokenspeed.control.epd import Epd
 from tokenspeed.control.eplb import Eplb
@@ -35,6 +35,7 @@ from tokenspeed.plane.messages import Finish
 from tokenspeed.plane.plan import Dispatch, ExecutionPlan, ForwardBatch
 from tokenspeed.plane.ports import Clock, DataPlane, FrontendLink, Meter, Scheduler, Ticket, Wakeup
 from tokenspeed.plane.results import HeadFacts, Rejected, SchedulerEvent
+from tokenspeed.plane.routed import Routed
 from tokenspeed.plane.table import RequestTable
 
 
