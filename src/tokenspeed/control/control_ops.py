@@ -42,7 +42,7 @@ from tokenspeed.plane.operations import (
     UpdateWeightsOp,
     WeightVersionOp,
 )
-from tokenspeed.plane.routed import NOTHING_SAID, Routed, Sorting, WaitingFlush
+from tokenspeed.plane.routed import NOTHING_SAID, Routed, Sorting
 
 QueuedOp: TypeAlias = DrainedOp | ResumeMemoryOp | OpenGroupOp | CloseGroupOp
 """Carried out one after the other; all but resumes and groups once nothing runs."""
@@ -57,6 +57,12 @@ class Phase(enum.Enum):
     DRAINING = "draining"
     PAUSED = "paused"
     FROZEN = "frozen"
+
+
+@attrs.frozen(kw_only=True)
+class WaitingFlush:
+    op: FlushCacheOp
+    until_s: float
 
 
 @attrs.define(eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from tokenspeed.plane.messages import FlushCacheOp, GenerateRequest, Refusal
+from tokenspeed.plane.messages import GenerateRequest, Refusal
 from tokenspeed.plane.operations import ProfileOp
 
 
@@ -33,12 +33,6 @@ class Routed:
 
 
 NOTHING_SAID = Routed(requests=(), aborts=(), refusals=())
-
-
-@attrs.frozen(kw_only=True)
-class WaitingFlush:
-    op: FlushCacheOp
-    until_s: float
 
 
 @attrs.define(eq=False)
