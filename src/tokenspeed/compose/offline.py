@@ -300,8 +300,12 @@ class Engine:
         return self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
     async def _generate(self, inputs: list[GenerationInput]) -> list[Completion]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._service.run(inp)) for inp in inputs]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._service.run(inp)) for inp in inputs]
+        except BaseExceptionGroup as several:
+            # The first failure is the cause; the others were cancelled because of it.
+            raise several.exceptions[0] from None
         return [
             Completion(prompt_token_ids=tuple(inp.prompt_ids.tolist()), choices=tuple(task.result()))
             for inp, task in zip(inputs, tasks, strict=True)
@@ -324,11 +328,7 @@ class Engine:
         return asyncio.run_coroutine_threadsafe(work, self._alive())
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            result: T = self._submit(work).result()
-        except BaseExceptionGroup as several:
-            # The first failure is the cause; the others were cancelled because of it.
-            raise several.exceptions[0] from None
+        result: T = self._submit(work).result()
         return result
 
 
