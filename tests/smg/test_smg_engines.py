@@ -54,7 +54,7 @@ def test_requests_spread_over_two_engines_and_each_reports_its_own_load(tmp_path
 
         until(both, "running requests at both engines")
         for thread in asking:
-            thread.join(60.0)
+            thread.join(90.0)
         assert [answer.status_code for answer in answers] == [200] * 8
         until(lambda: all(load["token_usage"] == 0.0 for load in front.loads()), "idle engines")
 

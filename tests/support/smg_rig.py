@@ -32,6 +32,7 @@ REQUIRED = os.environ.get("TOKENSPEED_REQUIRE_SMG") == "1"
 MISSING = "the gateway is not installed: pip install -c constraints.txt -e '.[smg]'"
 PATIENCE_S = 20.0
 START_S = 120.0
+ANSWER_S = 90.0
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 T = TypeVar("T")
@@ -167,7 +168,7 @@ def gateway(scratch: Path, *arguments: str, engines: int = 1) -> Iterator[Gatewa
         url = f"http://127.0.0.1:{http_port}"
         with (
             running(command, scratch / "gateway.log", cwd=scratch) as process,
-            httpx.Client(base_url=url, timeout=PATIENCE_S) as http,
+            httpx.Client(base_url=url, timeout=ANSWER_S) as http,
         ):
             yield Gateway(process=process, url=url, addresses=addresses, http=http)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,9 +16,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from tokenspeed.checkpoint.open import open_checkpoint
+from tokenspeed.errors import TokenspeedError
 from tokenspeed.frontend.text.tokenizer_files import write_tokenizer_folder
 from tokenspeed.launch.child import Parent, run_child
-from tokenspeed.launch.orders import Bound, Ended, GatewayOrder, Ready
+from tokenspeed.launch.orders import Bound, GatewayOrder, Ready
 from tokenspeed.settings.model import Settings
 
 GATEWAY = ("-P", "-m", "tokenspeed.launch.gateway_process")
@@ -25,6 +27,10 @@ LOOPBACK = "127.0.0.1"
 ASK_EVERY_S = 0.2
 LEVELS = {"DEBUG": "info", "INFO": "warn", "WARNING": "warn"}
 """Our log level to the gateway's: it writes a line a request where ours writes none."""
+
+
+class GatewayEnded(TokenspeedError):
+    """The gateway's process ended although nobody asked it to, or badly."""
 
 
 @contextlib.contextmanager
@@ -89,8 +95,9 @@ def run_gateway(parent: Parent, order: GatewayOrder) -> None:
             if _until_ready(process, url):
                 parent.report(Ready(url=url))
             status = process.wait()
-    if not parent.stopping:
-        parent.report(Ended(why=f"the gateway ended with status {status}"))
+    # A gateway that dies takes the ranks along, so the stop may be here before its end was seen.
+    if not parent.stopping or status not in (0, -signal.SIGTERM):
+        raise GatewayEnded(f"the gateway ended with status {status}")
 
 
 def _until_ready(process: subprocess.Popen[bytes], url: str) -> bool:
