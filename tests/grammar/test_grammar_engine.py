@@ -35,6 +35,8 @@ BASE = (
     "grammar.timeout_s=600",
     "grammar.compile_s=120",
 )
+RECOMPUTE: tuple[str, ...] = ()
+IMAGES = ("cache.host_gib=0.05", "cache.images=4")
 WAYS = {
     "the forward fills": (),
     "the forward fills, without overlap": ("scheduler.overlap=false",),
@@ -164,8 +166,17 @@ def test_what_is_no_grammar_is_refused_and_neighbours_and_followers_are_unaffect
 
 
 @pytest.mark.contract("GR-10")
-@pytest.mark.parametrize("more", [(), ("cache.host_gib=0.05", "cache.images=4")], ids=["recompute", "images"])
-@pytest.mark.parametrize("way", ["the forward fills", "eager", "futures"])
+@pytest.mark.parametrize(
+    ("way", "more"),
+    [
+        pytest.param("the forward fills", RECOMPUTE, id="forward-recompute"),
+        pytest.param("the forward fills", IMAGES, id="forward-images"),
+        pytest.param("futures", RECOMPUTE, id="futures-recompute"),
+        pytest.param("futures", IMAGES, id="futures-images", marks=pytest.mark.slow),
+        pytest.param("eager", RECOMPUTE, id="eager-recompute", marks=pytest.mark.slow),
+        pytest.param("eager", IMAGES, id="eager-images", marks=pytest.mark.slow),
+    ],
+)
 def test_answers_satisfy_their_grammar_after_retractions(way: str, more: tuple[str, ...]) -> None:
     small = [one for one in BASE if "kv_pool" not in one]
     settings = load_settings(sets=(*small, "device.kv_pool_tokens=448", *WAYS[way], *more), environ={})
