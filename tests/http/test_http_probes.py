@@ -11,6 +11,7 @@ import pytest
 from frontend_rig import LiveServer, frontend, live_server
 from scripted_engine import ScriptedEngine
 
+from tokenspeed.frontend.http.info import tokens_of_blocks
 from tokenspeed.settings.model import ServerSettings
 from tokenspeed.testing import HandClock
 
@@ -81,6 +82,13 @@ def test_loads_are_the_engines_reports(http: httpx.Client, live: LiveServer) -> 
     assert load["max_total_num_tokens"] == 1024
     assert body["aggregate"]["total_reqs"] == 0
     assert http.get("/get_load").json()["loads"] == body["loads"]
+
+
+@pytest.mark.contract("FW-33")
+def test_a_block_stands_for_its_share_of_the_capacity_and_for_no_number_of_tokens() -> None:
+    # A pool of 10 parents that holds 1003 tokens: what a block of 16 tokens says is no measure of it.
+    assert [tokens_of_blocks(blocks, 10, 1003) for blocks in (0, 3, 5, 10)] == [0, 300, 501, 1003]
+    assert tokens_of_blocks(0, 0, 1003) == 0
 
 
 def test_the_server_tells_its_settings_without_secrets() -> None:

@@ -63,18 +63,23 @@ async def load(api: Api, _request: Request) -> Response:
 def _load(engine: EngineClient) -> EngineLoad:
     """What one engine last reported; before its first report, what was sent to it."""
     report = engine.load or LoadReport(waiting=engine.in_flight)
-    size = engine.info.block_size
+    capacity, total = engine.info.kv_capacity_tokens, report.total_blocks
     return EngineLoad(
         dp_rank=engine.info.engine_index,
         alive=engine.alive,
         num_running_reqs=report.running,
         num_waiting_reqs=report.waiting,
         num_total_reqs=report.running + report.waiting,
-        num_used_tokens=report.active_blocks * size,
-        num_cached_tokens=report.resident_blocks * size,
-        max_total_num_tokens=engine.info.kv_capacity_tokens,
-        token_usage=report.active_blocks / report.total_blocks if report.total_blocks else 0.0,
+        num_used_tokens=tokens_of_blocks(report.active_blocks, total, capacity),
+        num_cached_tokens=tokens_of_blocks(report.resident_blocks, total, capacity),
+        max_total_num_tokens=capacity,
+        token_usage=report.active_blocks / total if total else 0.0,
     )
+
+
+def tokens_of_blocks(blocks: int, total: int, capacity: int) -> int:
+    """Tokens that `blocks` of the pool stand for: a block is not a fixed number of them in every layout (FW-33)."""
+    return blocks * capacity // total if total else 0
 
 
 async def loads(api: Api, _request: Request) -> Response:
