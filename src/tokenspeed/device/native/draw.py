@@ -57,9 +57,7 @@ def sampler_of(model: ModelFactory) -> SamplerFactory:
         return batch_sampler
     library, threads = model.library, model.threads
 
-    def make(
-        *, slots: int, vocab_size: int, processors: Mapping[str, LogitsProcessor] = NO_PROCESSORS
-    ) -> BatchSampler:
+    def make(*, slots: int, vocab_size: int, processors: Mapping[str, LogitsProcessor] = NO_PROCESSORS) -> BatchSampler:
         drawer = NativeDrawer(library=library, threads=threads or torch.get_num_threads())
         return batch_sampler(slots=slots, vocab_size=vocab_size, drawer=drawer, processors=processors)
 
