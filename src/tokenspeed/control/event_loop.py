@@ -301,7 +301,7 @@ class EventLoop:
             events.append(landed)
             self.request_stats.committed(flight.batch, now_s=self.clock.now_s())
             self.meter.committed(
-                decode_tokens=_decodes(flight.batch),
+                decode_tokens=_decodes(flight.batch) - landed.surplus,
                 jit_compiles=result.jit_compiles,
                 jit_seconds=result.jit_seconds,
                 async_steps=result.async_steps,

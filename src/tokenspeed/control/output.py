@@ -223,8 +223,9 @@ class Output:
             cohort = self.state.cohort = self._assemble(batch)
         if len(tokens) != cohort.given:
             raise InvariantBroken("one token for each sampled row", rows=cohort.given, tokens=len(tokens))
+        surplus = 0 if cohort.keep is None else _surplus(batch, cohort.keep)
         if not cohort.rids:
-            return ForwardLanded(batch=batch, finished=gone)
+            return ForwardLanded(batch=batch, finished=gone, surplus=surplus)
         new = np.fromiter(tokens, np.int32, len(tokens))
         if cohort.keep is not None:
             new = new[cohort.keep]
@@ -243,7 +244,7 @@ class Output:
             self.table.output.owned[ended] = False
             self.table.output.finish[ended] = finish[finish != 0]
             gone += tuple(ended.tolist())
-        return ForwardLanded(batch=batch, finished=gone)
+        return ForwardLanded(batch=batch, finished=gone, surplus=surplus)
 
     def end(self, rows: tuple[int, ...], finish: Finish, *, status: int = 0, message: str = "") -> tuple[int, ...]:
         """End live requests outside a forward's result; returns those that were still live."""
@@ -412,3 +413,9 @@ class Output:
                 cached=int(table.schedule.cached[row]),
             )
         return at
+
+
+def _surplus(batch: ForwardBatch, keep: IndexArray) -> int:
+    """Decode rows among the sampled ones that are not in `keep`."""
+    decodes = batch.counts[batch.samples] == 1
+    return int(np.count_nonzero(decodes)) - int(np.count_nonzero(decodes[keep]))

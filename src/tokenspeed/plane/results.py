@@ -62,11 +62,13 @@ class ForwardLanded(NamedTuple):
         accepted: int32 ``[n]``, tokens each row's frontier moved by beyond its prompt chunk; None
             when every sampled row accepted exactly one (no speculation).
         finished: rows that ended with this result; no further result of theirs counts.
+        surplus: decode rows whose request had ended before: their token was appended to nothing.
     """
 
     batch: ForwardBatch
     finished: tuple[int, ...] = ()
     accepted: Int32Array | None = None
+    surplus: int = 0
 
 
 @attrs.frozen(kw_only=True)
