@@ -12,8 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if __name__ == "__main__":  # before vllm reads them; whoever imports this module keeps its environment
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import vllm

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import attrs
 import numpy as np
+import torch
 
 from tokenspeed.device.sampling.base import TokenMasks
 from tokenspeed.plane.grammar import GrammarMatchers, GrammarPlan, MatcherState
-from tokenspeed.plane.messages import BoolArray
 from tokenspeed.plane.table import Int64Array
 
 
@@ -49,10 +49,16 @@ class Filler:
         indices = np.array([row.index for row in plan.rows], dtype=np.int64)
         return TokenMasks(rows=np.searchsorted(sampled, indices), words=words)
 
-    def accept(self, plan: GrammarPlan, masks: TokenMasks, tokens: Int64Array, nan: BoolArray) -> GrammarEnds:
-        """The capturable path's other half; `tokens` and `nan` are those of all sampled rows."""
+    def accept(self, plan: GrammarPlan, masks: TokenMasks, tokens: torch.Tensor, nan: torch.Tensor) -> GrammarEnds:
+        """The capturable path's other half.
+
+        Args:
+            tokens: int64 ``[s]``, of all sampled rows, in host memory.
+            nan: bool ``[s]``, likewise.
+        """
+        ids, wrong = tokens.numpy(), nan.numpy()
         places = masks.rows.tolist()
-        drawn = [(row, int(tokens[at])) for row, at in zip(plan.rows, places, strict=True) if not nan[at]]
+        drawn = [(row, int(ids[at])) for row, at in zip(plan.rows, places, strict=True) if not wrong[at]]
         states = self.matchers.accept([row.handle for row, _ in drawn], [token for _, token in drawn])
         where = [(row.index, state) for (row, _), state in zip(drawn, states, strict=True)]
         return GrammarEnds(

@@ -186,7 +186,7 @@ class StreamExecutor:
     @device_code
     def _advance(self, plan: GrammarPlan, masks: TokenMasks, sampled: SampledTokens, outputs: Outputs) -> None:
         """The host node's second half, where tokens are in host memory (GR-7)."""
-        outputs.grammars = self.filler.accept(plan, masks, sampled.tokens.numpy(), sampled.nan.numpy())
+        outputs.grammars = self.filler.accept(plan, masks, sampled.tokens, sampled.nan)
 
     def _prompt(self, prompt: PromptRows, logits: torch.Tensor) -> tuple[LogprobCopies, ...]:
         targets = self.backend.to_device(prompt.targets)
