@@ -6,6 +6,7 @@ VENV ?= .venv
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(if $(shell $(name) --version 2>/dev/null),$(name))))
 CONFIG ?= configs/quickstart.yaml
 PIP_ARGS ?=
+WORKERS ?= 2
 BIN := $(VENV)/bin
 
 CLIENTS ?= .venv-clients
@@ -40,7 +41,7 @@ test contract: export TOKENSPEED_DATA_PLANE_SYNC_DEBUG := error
 test contract: export TOKENSPEED_JIT_COMPILE_CHECK := error
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 contract: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -q --contract-report=build/contract.json
