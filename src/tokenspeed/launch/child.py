@@ -21,7 +21,6 @@ from typing import NoReturn, TypeVar
 
 import attrs
 
-from tokenspeed.launch.dump_signal import block_dump_signal
 from tokenspeed.launch.orders import Advanced, Dial, FromChild, Order, Stop, failure_of
 from tokenspeed.launch.signals import SignalPipe, open_signal_pipe
 from tokenspeed.telemetry.logs import LogPipe, start_logging
@@ -149,7 +148,6 @@ def run_child(argv: Sequence[str], kind: type[O], work: Callable[[Parent, O], No
     """
     die_with(int(argv[2]))
     faulthandler.enable()
-    block_dump_signal()  # ahead of every thread
     # A terminal sends its interrupt to the launcher, which tells its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Connection(int(argv[1]))

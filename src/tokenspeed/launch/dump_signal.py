@@ -21,9 +21,8 @@ class Ending:
 def dumping_on_signal(ask: Callable[[], None]) -> Generator[None, None, None]:
     """Call `ask` for every SIGUSR1, on the thread ``ts-signal``. Enter and leave on the main thread.
 
-    The signal is blocked in the calling thread, and so in those started from here on, and waited for by one
-    thread: what `ask` takes locks for is never interrupted by it. Threads that started before must have it
-    blocked, too, see `block_dump_signal`.
+    The signal is blocked in all threads, see `dump_signal_blocked`, and waited for by one: what `ask` takes
+    locks for is never interrupted by it.
     """
     ending = Ending()
 
@@ -34,7 +33,6 @@ def dumping_on_signal(ask: Callable[[], None]) -> Generator[None, None, None]:
                 return
             ask()
 
-    block_dump_signal()
     thread = threading.Thread(target=wait, name="ts-signal", daemon=True)
     thread.start()
     try:
@@ -46,6 +44,13 @@ def dumping_on_signal(ask: Callable[[], None]) -> Generator[None, None, None]:
         thread.join()
 
 
-def block_dump_signal() -> None:
-    """For the calling thread and all that it starts. Without it the signal would end the process."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+@contextmanager
+def dump_signal_blocked() -> Generator[None, None, None]:
+    """A process started within begins with the signal blocked, in every thread that libraries start when they are
+    imported, too: any thread without it would take the signal, and end the process.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -18,6 +18,7 @@ from typing import TypeAlias
 import attrs
 
 from tokenspeed.errors import NotSupported
+from tokenspeed.launch.dump_signal import dump_signal_blocked
 from tokenspeed.launch.orders import Failed, FromChild, Order, Stop, ToChild
 from tokenspeed.launch.signals import SignalPipe
 
@@ -144,20 +145,21 @@ class Family:
         ours, theirs = Pipe()
         with theirs:
             fd = theirs.fileno()
-            process = subprocess.Popen(  # noqa: S603 - our own interpreter and modules
-                [*program, str(fd), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(fd, *inherit),
-                start_new_session=True,
-                # Compute threads sleep at a barrier instead of spinning: on cores shared with anything else,
-                # a spinning team was measured to make a step ten times slower.
-                env={
-                    "OMP_WAIT_POLICY": "PASSIVE",
-                    **os.environ,
-                    **environment,
-                    "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-                },
-            )
+            with dump_signal_blocked():
+                process = subprocess.Popen(  # noqa: S603 - our own interpreter and modules
+                    [*program, str(fd), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(fd, *inherit),
+                    start_new_session=True,
+                    # Compute threads sleep at a barrier instead of spinning: on cores shared with anything else,
+                    # a spinning team was measured to make a step ten times slower.
+                    env={
+                        "OMP_WAIT_POLICY": "PASSIVE",
+                        **os.environ,
+                        **environment,
+                        "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
+                    },
+                )
         child = Child(name=name, process=process, channel=ours, exit_fd=_exit_fd(process))
         self.state.members.append(child)
         child.tell(order)
