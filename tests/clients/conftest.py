@@ -20,7 +20,8 @@ for name, value in (
     ("LANGSMITH_TRACING", "false"),
     ("NO_PROXY", "127.0.0.1,localhost"),
 ):
-    os.environ.setdefault(name, value)
+    if "TOKENSPEED_PYTHON" in os.environ:  # their own run; elsewhere this file is only collected
+        os.environ.setdefault(name, value)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -136,6 +136,7 @@ def test_events_that_find_the_queue_full_are_dropped_and_counted(tmp_path: Path)
     relay.bind(address)
     kept = [decode_batch(relay.recv()) for _ in range(10)]
     assert [batch.events[0].value for batch in kept] == list(range(10))
+    assert socket.socket.poll(20_000, zmq.POLLOUT)  # room comes back when the relay's thread says so
     outbox.add(MetricEvent("decode_tokens_total", Kind.COUNTER, 1, ()))
     outbox.flush()
     assert decode_batch(relay.recv()).dropped == 90

@@ -56,7 +56,7 @@ class Filler:
             tokens: int64 ``[s]``, of all sampled rows, in host memory.
             nan: bool ``[s]``, likewise.
         """
-        ids, wrong = tokens.numpy(), nan.numpy()
+        ids, wrong = np.asarray(tokens), np.asarray(nan)
         places = masks.rows.tolist()
         drawn = [(row, int(ids[at])) for row, at in zip(plan.rows, places, strict=True) if not wrong[at]]
         states = self.matchers.accept([row.handle for row, _ in drawn], [token for _, token in drawn])
