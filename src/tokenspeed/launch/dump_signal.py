@@ -34,7 +34,8 @@ def dumping_on_signal(ask: Callable[[], None]) -> Generator[None, None, None]:
             ask()
 
     thread = threading.Thread(target=wait, name="ts-signal", daemon=True)
-    thread.start()
+    with dump_signal_blocked():  # for this thread in any case: `sigwait`, and the end below, count on it
+        thread.start()
     try:
         yield
     finally:
