@@ -192,6 +192,8 @@ def test_prompt_logprobs_are_complete_and_in_order_over_chunks(start: int) -> No
     assert len(rows) == 1
     expected = [None if p == 0 else -float(p + 1) for p in range(start, 80)]
     assert rows[0] == expected
+    ids = [row for sent in rig.link.sent for row in sent.prompt_logprob_ids if row]
+    assert ids == [list(range(start + 1, 81))]
     assert sum(plan.batch is not None and not plan.batch.samples.all() for plan in plane.plans) >= 2
 
 

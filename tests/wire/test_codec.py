@@ -199,6 +199,7 @@ def test_an_output_batch_has_its_columns_at_their_positions() -> None:
         logprobs=[[-0.25], []],
         top_logprobs=[[TOP], []],
         prompt_logprobs=[[None, -2.0], []],
+        prompt_logprob_ids=[[3, 70_000], []],
         status=[0, 503],
         messages=["", "full"],
         load=LOAD,
@@ -214,6 +215,7 @@ def test_an_output_batch_has_its_columns_at_their_positions() -> None:
     assert column["output_top_logprobs_val"] == [[[-0.25, -1.5]], []]
     assert column["output_top_logprobs_idx"] == [[[5, 9]], []]
     assert column["input_token_logprobs_val"] == [[None, -2.0], []]
+    assert column["input_token_logprobs_idx"] == [[3, 70_000], []]
     assert column["kv_resident_pages"] == 20
 
 

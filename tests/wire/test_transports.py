@@ -140,6 +140,7 @@ def test_every_column_of_a_batch_arrives(wire: Wire) -> None:
         top_logprobs=[[TOP, TOP], [], []],
         prompt_logprobs=[[], [], [None, -1 / 3]],
         prompt_top_logprobs=[[], [], [None, TOP]],
+        prompt_logprob_ids=[[], [], [3, 9]],
         status=[0, 429, 0],
         messages=["", "the queue is full", ""],
         load=LOAD,

@@ -62,6 +62,7 @@ def batch(*rids: str, load: LoadReport | None = None, **columns: Any) -> OutputB
         "top_logprobs": [[] for _ in rids],
         "prompt_logprobs": [[] for _ in rids],
         "prompt_top_logprobs": [[] for _ in rids],
+        "prompt_logprob_ids": [[] for _ in rids],
         "status": [0] * n,
         "messages": [""] * n,
         "load": load,
@@ -130,6 +131,7 @@ def batches(draw: st.DrawFn) -> OutputBatch:
         return draw(st.lists(of, min_size=n, max_size=n))
 
     total = draw(st.integers(0, 1 << 20))
+    values = column(st.lists(maybe() | number, max_size=4))
     count = st.integers(0, 1 << 20)
     load = LoadReport(
         running=draw(count), waiting=draw(count), resident_blocks=draw(count), active_blocks=draw(count),
@@ -144,8 +146,9 @@ def batches(draw: st.DrawFn) -> OutputBatch:
         cached_tokens=column(count),
         logprobs=column(st.lists(number, max_size=4)),
         top_logprobs=column(st.lists(tops, max_size=3)),
-        prompt_logprobs=column(st.lists(maybe() | number, max_size=4)),
+        prompt_logprobs=values,
         prompt_top_logprobs=column(st.lists(maybe() | tops, max_size=3)),
+        prompt_logprob_ids=[draw(st.lists(token, min_size=n, max_size=n)) for n in map(len, values)],
         status=column(st.sampled_from((0, 400, 429, 500, 503))),
         messages=column(text),
         load=load if total else None,

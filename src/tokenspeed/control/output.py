@@ -86,6 +86,7 @@ class Cohort:
             top_logprobs=self.nothing,
             prompt_logprobs=self.nothing,
             prompt_top_logprobs=self.nothing,
+            prompt_logprob_ids=self.nothing,
             status=self.zeros,
             messages=self.blanks,
             load=load,
@@ -107,6 +108,7 @@ class Columns:
     top_logprobs: list[list[TopLogprobs]] = attrs.field(factory=list[list[TopLogprobs]])
     prompt_logprobs: list[list[float | None]] = attrs.field(factory=list[list[float | None]])
     prompt_top_logprobs: list[list[TopLogprobs | None]] = attrs.field(factory=list[list[TopLogprobs | None]])
+    prompt_logprob_ids: list[list[int]] = attrs.field(factory=list[list[int]])
     status: list[int] = attrs.field(factory=list[int])
     messages: list[str] = attrs.field(factory=list[str])
     index: dict[int, int] = attrs.field(factory=dict[int, int])
@@ -119,7 +121,7 @@ class Columns:
         self.prompt_tokens.append(prompt)
         self.completion_tokens.append(completion)
         self.cached_tokens.append(cached)
-        for column in (self.logprobs, self.top_logprobs, self.prompt_logprobs, self.prompt_top_logprobs):
+        for column in self._logprob_columns():
             column.append([])
         self.status.append(0)
         self.messages.append("")
@@ -134,7 +136,7 @@ class Columns:
         self.prompt_tokens += cohort.prompt_tokens
         self.completion_tokens += cohort.lengths
         self.cached_tokens += cohort.cached_tokens
-        for column in (self.logprobs, self.top_logprobs, self.prompt_logprobs, self.prompt_top_logprobs):
+        for column in self._logprob_columns():
             column.extend(cohort.nothing)
         self.status += cohort.zeros
         self.messages += cohort.blanks
@@ -151,11 +153,16 @@ class Columns:
             top_logprobs=self.top_logprobs,
             prompt_logprobs=self.prompt_logprobs,
             prompt_top_logprobs=self.prompt_top_logprobs,
+            prompt_logprob_ids=self.prompt_logprob_ids,
             status=self.status,
             messages=self.messages,
             load=load,
             engine_index=engine_index,
         )
+
+    def _logprob_columns(self) -> tuple[list[list[Any]], ...]:
+        prompt = (self.prompt_logprobs, self.prompt_top_logprobs, self.prompt_logprob_ids)
+        return (self.logprobs, self.top_logprobs, *prompt)
 
 
 @attrs.define(eq=False)
@@ -372,7 +379,9 @@ class Output:
                     columns.top_logprobs[at] = [*columns.top_logprobs[at], result.token_top_logprobs[place]]
         for row in live.intersection(self.state.prompt_values):
             at = columns.index[row]
-            columns.prompt_logprobs[at] = self.state.prompt_values.pop(row)
+            values = columns.prompt_logprobs[at] = self.state.prompt_values.pop(row)
+            start = int(self.table.identity.prompt_from[row])
+            columns.prompt_logprob_ids[at] = self.table.tokens_of(row)[start : start + len(values)].tolist()
             columns.prompt_top_logprobs[at] = self.state.prompt_tops.pop(row)
 
     def _collect_prompt(self, batch: ForwardBatch, result: ForwardResult) -> None:

@@ -262,6 +262,7 @@ class OutputBatch:
         logprobs: one float for each new token, or [] where not asked for.
         top_logprobs: one entry for each new token, or [].
         prompt_logprobs: values for prompt positions (null at position 0), sent once; or [].
+        prompt_logprob_ids: the prompt's tokens at the positions of `prompt_logprobs`; empty: [] for every request.
         status, messages: for ABORT only; 0 and "" otherwise.
         load: the snapshot of the round's end; None: none taken.
         weight_version: of the weights that every token of this batch was computed with; "": not told.
@@ -282,6 +283,7 @@ class OutputBatch:
     load: LoadReport | None = None
     engine_index: int = 0
     weight_version: str = ""
+    prompt_logprob_ids: Sequence[list[int]] = ()
 
 
 @attrs.frozen(kw_only=True)

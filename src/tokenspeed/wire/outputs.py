@@ -30,6 +30,7 @@ LOGPROB_COLUMNS = (
     "output_top_logprobs_val",
     "output_top_logprobs_idx",
     "input_token_logprobs_val",
+    "input_token_logprobs_idx",
     "input_top_logprobs_val",
     "input_top_logprobs_idx",
 )
@@ -71,8 +72,6 @@ def encode_output(batch: OutputBatch, layouts: Layouts, *, engine_index: int) ->
         "kv_total_pages": load.total_blocks,
         "finished_status_codes": _nil_if_none(batch.status),
         "finished_messages": _nil_if_none(batch.messages),
-        # The frontend has the prompt: rows without ids keep the column's type.
-        "input_token_logprobs_idx": [()] * len(batch.rids),
         "kv_resident_pages": load.resident_blocks,
         "weight_version": batch.weight_version,
         **_logprob_columns(batch),
@@ -101,6 +100,7 @@ def decode_output(values: object, layouts: Layouts) -> OutputBatch:
         top_logprobs=tops,
         prompt_logprobs=got.input_token_logprobs_val or [[] for _ in range(rows)],
         prompt_top_logprobs=_absent_if_empty(prompt_tops),
+        prompt_logprob_ids=got.input_token_logprobs_idx or [[] for _ in range(rows)],
         status=[status or 0 for status in got.finished_status_codes] or [0] * rows,
         messages=[message or "" for message in got.finished_messages] or [""] * rows,
         load=_load(got),
@@ -164,6 +164,7 @@ def _logprob_columns(batch: OutputBatch) -> dict[str, object]:
         _top_values(tops),
         _top_ids(tops),
         batch.prompt_logprobs,
+        batch.prompt_logprob_ids or [[]] * len(batch.rids),
         _top_values(prompt_tops),
         _top_ids(prompt_tops),
     )

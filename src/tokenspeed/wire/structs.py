@@ -117,6 +117,7 @@ class OutputStruct(msgspec.Struct, kw_only=True):
     output_top_logprobs_val: list[list[list[float]]] = []
     output_top_logprobs_idx: list[list[list[int]]] = []
     input_token_logprobs_val: list[list[float | None]] = []
+    input_token_logprobs_idx: list[list[int]] = []
     input_top_logprobs_val: list[list[list[float]]] = []
     input_top_logprobs_idx: list[list[list[int]]] = []
     kv_resident_pages: int = 0
