@@ -135,8 +135,8 @@ def test_all_faults_of_settings_are_told_without_a_traceback(tmp_path: Path) -> 
     assert err.splitlines() == [
         f"{file}:2: server.port: expected a whole number, got 'x'",
         f"{file}:3: server.prot: unknown key; did you mean server.port?",
-        "TOKENSPEED_LOG__LEVEL: log.level: 'level' must be in ('debug', 'info', 'warning', 'error') (got 'loud')",
-        "--max-num-seqs 0: scheduler.max_num_seqs: 'max_num_seqs' must be >= 1: 0",
+        "TOKENSPEED_LOG__LEVEL: log.level: expected one of debug, info, warning, error; got 'loud'",
+        "--max-num-seqs 0: scheduler.max_num_seqs: expected a whole number from 1 to 4096, got 0",
     ]
 
 

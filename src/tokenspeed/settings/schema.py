@@ -7,6 +7,7 @@ import typing
 
 import attrs
 
+from tokenspeed.settings.expected import bounds
 from tokenspeed.settings.keys import Key, alternatives, keys, sections
 from tokenspeed.settings.model import Settings
 
@@ -14,7 +15,6 @@ UNITS: tuple[tuple[str, str], ...] = (("_s", "seconds"), ("_gib", "GiB"), ("_mib
 """Suffix of a key's name, and the unit it stands for."""
 
 TYPES: dict[object, str] = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
-BOUNDS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclusiveMaximum"}
 
 
 def schema(root: type = Settings) -> dict[str, object]:
@@ -79,7 +79,7 @@ def _leaf(key: Key) -> dict[str, object]:
         names = [_type(kind) for kind in kinds]
         found["type"] = names[0] if len(names) == 1 else names
         found.update(_items(kinds[0]))
-    found.update(_bounds(key.validator))
+    found.update(bounds(key.validator))
     default = key.default
     if default is not attrs.NOTHING and not isinstance(default, attrs.Factory):  # type: ignore[arg-type]
         found["default"] = _plain(default)
@@ -101,21 +101,3 @@ def _items(kind: object) -> dict[str, object]:
 
 def _type(kind: object) -> str:
     return "array" if typing.get_origin(kind) is tuple else TYPES[kind]
-
-
-def _bounds(validator: object) -> dict[str, object]:
-    """What attrs' own validators say; a validator of another kind says nothing here."""
-    found: dict[str, object] = {}
-    for part in getattr(validator, "_validators", ()):  # several in a row
-        found.update(_bounds(part))
-    if hasattr(validator, "validator"):  # optional(...)
-        found.update(_bounds(validator.validator))
-    if hasattr(validator, "compare_op"):  # ge, gt, le, lt
-        found[BOUNDS[validator.compare_op]] = getattr(validator, "bound", None)
-    if hasattr(validator, "options"):  # in_
-        found["enum"] = list(validator.options)
-    if hasattr(validator, "min_length"):
-        found["minLength"] = validator.min_length
-    if hasattr(validator, "pattern"):  # matches_re
-        found["pattern"] = validator.pattern.pattern
-    return found

@@ -20,6 +20,7 @@ from cattrs.errors import (
 )
 from cattrs.gen import make_dict_structure_fn, override
 
+from tokenspeed.settings.expected import WORDS, bounds, expected, one_of
 from tokenspeed.settings.flags import familiar_names
 from tokenspeed.settings.keys import Path, nearest
 from tokenspeed.settings.scalars import shown
@@ -27,7 +28,6 @@ from tokenspeed.settings.scalars import shown
 T = TypeVar("T")
 Hook: TypeAlias = Callable[[Any, Any], Any]  # cattrs hands any value to any hook
 
-WORDS: Mapping[type, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 YAML_1_1 = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
@@ -70,8 +70,7 @@ def _checked(field: attrs.Attribute[Any], conv: cattrs.Converter) -> Hook:
     def hook(value: Any, kind: Any) -> Any:
         try:
             result = conv.structure(value, kind)
-            if field.validator is not None:
-                field.validator(None, field, result)
+            _validate(field, kind, result)
         except (TypeError, ValueError):
             if field.metadata.get("secret"):
                 raise ValueError("not usable (the value is not shown)") from None
@@ -79,6 +78,19 @@ def _checked(field: attrs.Attribute[Any], conv: cattrs.Converter) -> Hook:
         return result
 
     return hook
+
+
+def _validate(field: attrs.Attribute[Any], kind: Any, value: Any) -> None:
+    """In the words of the reference where attrs' own validators find the fault, else in the validator's."""
+    if field.validator is None:
+        return
+    try:
+        field.validator(None, field, value)
+    except ValueError:
+        if not bounds(field.validator):
+            raise
+        wanted = expected(kind, field.validator)
+        raise ValueError(f"expected {wanted}{';' if ', ' in wanted else ','} got {shown(value)}") from None
 
 
 def _exact(value: Any, kind: type[Any]) -> Any:
@@ -103,7 +115,7 @@ def _member(value: Any, kind: type[enum.Enum]) -> enum.Enum:
     words = [str(member.value) for member in kind]
     near = difflib.get_close_matches(str(value), words, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise ValueError(f"expected one of {', '.join(words)}; got {shown(value)}{hint}")
+    raise ValueError(f"expected {one_of(words)}; got {shown(value)}{hint}")
 
 
 def _is_tuple(kind: Any) -> bool:
