@@ -13,7 +13,14 @@ from device_doubles import DECODE, CountingWakeup, batch, checkpoint, granted, p
 from tokenspeed.checkpoint.random_models import open_random_checkpoint
 from tokenspeed.device.backends.simulated import Work
 from tokenspeed.device.backends.simulated_model import SimulatedBound, SimulatedModel, powers
-from tokenspeed.device.backends.simulated_roofline import ACCELERATORS, FixedStep, Roofline, model_shape, step_time
+from tokenspeed.device.backends.simulated_roofline import (
+    ACCELERATORS,
+    Attending,
+    FixedStep,
+    Roofline,
+    model_shape,
+    step_time,
+)
 from tokenspeed.device.build import build_device_side
 from tokenspeed.device.capture import Strict
 from tokenspeed.device.data_plane import open_data_plane
@@ -130,13 +137,19 @@ def test_every_forward_charges_its_time() -> None:
 CONFIG = open_random_checkpoint("llama-8b", served_name="big").config
 
 
+def rows_of(*rows: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Counts and starts from (tokens computed, tokens before them)."""
+    counts, starts = zip(*rows, strict=True)
+    return np.array(counts), np.array(starts)
+
+
 def test_the_roofline_is_memory_for_small_batches_and_arithmetic_for_large_ones() -> None:
     shape = model_shape(CONFIG, SimulatedSettings())
     assert shape.parameters == pytest.approx(8.03e9, rel=0.01)
     time = Roofline(accelerator=ACCELERATORS[Accelerator.H100], shape=shape)
-    one = time.seconds(tokens=1, context_tokens=100, attended=100)
-    eight = time.seconds(tokens=8, context_tokens=800, attended=800)
-    prompt = time.seconds(tokens=8192, context_tokens=8192, attended=8192**2 // 2)
+    one = time.seconds(*rows_of((1, 99)))
+    eight = time.seconds(*rows_of(*[(1, 99)] * 8))
+    prompt = time.seconds(*rows_of((8192, 0)))
     assert one == pytest.approx(0.0003 + 16.06e9 / (3.35e12 * 0.8), rel=0.01)
     assert one < eight < 1.01 * one
     assert prompt == pytest.approx(
@@ -147,18 +160,51 @@ def test_the_roofline_is_memory_for_small_batches_and_arithmetic_for_large_ones(
 
 def test_long_contexts_cost_memory_traffic() -> None:
     time = step_time(CONFIG, SimulatedSettings())
-    short = time.seconds(tokens=64, context_tokens=64 * 128, attended=64 * 128)
-    long = time.seconds(tokens=64, context_tokens=64 * 8192, attended=64 * 8192)
+    short, long = (time.seconds(*rows_of(*[(1, context - 1)] * 64)) for context in (128, 8192))
     assert long - short == pytest.approx(64 * 8064 * 131072 / (3.35e12 * 0.8), rel=0.01)
+
+
+@pytest.mark.parametrize("window", [0, 1, 7, 64])
+def test_what_a_chunk_reads_and_sees_is_what_its_queries_see_one_by_one(window: int) -> None:
+    layers = Attending(window_tokens=window, token_bytes=1, pair_flops=1.0)
+    rows = [(1, 0), (5, 0), (1, 6), (9, 3), (1, 63), (30, 50), (4, 200)]
+    read = pairs = 0
+    for count, start in rows:
+        seen = [range(max(0, at + 1 - window) if window else 0, at + 1) for at in range(start, start + count)]
+        pairs += sum(len(one) for one in seen)
+        read += len(set().union(*seen))
+    assert layers.seen(*rows_of(*rows)) == (read, pairs)
+
+
+def test_layers_with_a_window_cost_what_the_window_holds() -> None:
+    """A model with windows in all but one layer of six, at long contexts: the traffic is a sixth, and the windows."""
+    config = attrs.evolve(CONFIG, sliding_window=512, window_layers=tuple(i for i in range(32) if i % 6))
+    full, mixed = (step_time(of, SimulatedSettings()) for of in (CONFIG, config))
+    weights, token = model_shape(CONFIG, SimulatedSettings()).weight_bytes, 131072
+    rows = rows_of(*[(1, 8191)] * 64)
+    bandwidth = 3.35e12 * 0.8
+    assert full.seconds(*rows) == pytest.approx(0.0003 + (weights + 64 * 8193 * token) / bandwidth)
+    seen = (6 * 8193 + 26 * 513) / 32
+    assert mixed.seconds(*rows) == pytest.approx(0.0003 + (weights + 64 * seen * token) / bandwidth)
+    short = rows_of(*[(1, 100)] * 64)  # the windows hold all there is
+    assert mixed.seconds(*short) == pytest.approx(full.seconds(*short))
+
+
+def test_layers_with_a_state_cost_the_same_at_any_context() -> None:
+    hybrid = open_random_checkpoint("tiny-hybrid", served_name="h").config
+    stateful = attrs.evolve(hybrid, linear=attrs.evolve(hybrid.linear, layers=tuple(range(hybrid.num_layers))))
+    time = step_time(stateful, SimulatedSettings())
+    assert time.seconds(*rows_of((1, 9))) == time.seconds(*rows_of((1, 9000)))
+    assert time.seconds(*rows_of((1, 9), (1, 9))) > time.seconds(*rows_of((1, 9)))
 
 
 def test_the_settings_name_accelerator_size_and_a_fixed_time() -> None:
     quick = step_time(CONFIG, SimulatedSettings(accelerator=Accelerator.H200))
     small = step_time(CONFIG, SimulatedSettings(parameters_b=1.0, bytes_per_parameter=0.5))
     plain = step_time(CONFIG, SimulatedSettings())
-    args = {"tokens": 1, "context_tokens": 1, "attended": 1}
-    assert small.seconds(**args) < quick.seconds(**args) < plain.seconds(**args)
-    assert step_time(CONFIG, SimulatedSettings(step_ms=5.0)).seconds(**args) == 0.005
+    one = rows_of((1, 0))
+    assert small.seconds(*one) < quick.seconds(*one) < plain.seconds(*one)
+    assert step_time(CONFIG, SimulatedSettings(step_ms=5.0)).seconds(*one) == 0.005
 
 
 SETTINGS = Settings(

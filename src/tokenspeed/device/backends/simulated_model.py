@@ -109,13 +109,7 @@ class SimulatedStep:
         offsets, contexts = rows.offsets.numpy(), rows.contexts.numpy()
         counts = np.diff(offsets)
         starts = contexts - counts
-        self.work.charge(
-            self.time.seconds(
-                tokens=int(offsets[-1]),
-                context_tokens=int(contexts.sum()),
-                attended=int((counts * starts + counts * (counts + 1) // 2).sum()),
-            )
-        )
+        self.work.charge(self.time.seconds(counts, starts))
         hashes = self._hash(rows, offsets, counts, starts)
         return torch.from_numpy(hashes[rows.logit_tokens.numpy()] % self.vocab_size)[:, None]
 

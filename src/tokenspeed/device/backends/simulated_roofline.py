@@ -12,14 +12,19 @@ from types import MappingProxyType
 from typing import Protocol
 
 import attrs
+import numpy as np
 
-from tokenspeed.checkpoint.config import ModelConfig
+from tokenspeed.checkpoint.config import LinearAttention, ModelConfig
+from tokenspeed.device.kv.layout import FLOAT_BYTES
 from tokenspeed.device.weights.shapes import tensor_shapes
+from tokenspeed.plane.table import Int64Array
 from tokenspeed.settings.model import Accelerator, SimulatedSettings
 
 TERA, GIGA = 1e12, 1e9
 KV_BYTES = 2
 """Bytes of one number of the KV cache: half precision."""
+STATE_FLOPS = 7.0
+"""For one number of a state and one token: decay, read, write and query of `layers.gated_delta`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -63,41 +68,82 @@ ACCELERATORS: Mapping[Accelerator, AcceleratorSpec] = MappingProxyType(
 
 
 @attrs.frozen(kw_only=True)
+class Attending:
+    """Layers whose queries see as far.
+
+    Attributes:
+        window_tokens: what a query sees, itself included; 0: all before it.
+        token_bytes: keys and values of one token in these layers.
+        pair_flops: for one token and one token that it sees.
+    """
+
+    window_tokens: int
+    token_bytes: int
+    pair_flops: float
+
+    def seen(self, counts: Int64Array, starts: Int64Array) -> tuple[int, int]:
+        """Tokens whose keys and values are read, and pairs of a computed token and one that it sees."""
+        if not self.window_tokens:
+            return int((starts + counts).sum()), int((counts * starts + counts * (counts + 1) // 2).sum())
+        whole = np.clip(self.window_tokens - starts, 0, counts)  # tokens that still see everything before them
+        pairs = whole * starts + whole * (whole + 1) // 2 + (counts - whole) * self.window_tokens
+        read = np.minimum(starts + counts, counts + self.window_tokens - 1)
+        return int(read.sum()), int(pairs.sum())
+
+
+@attrs.frozen(kw_only=True)
 class ModelShape:
     """What the timing model must know of a model.
 
     Attributes:
         parameters: numbers that every token is multiplied with.
-        attention_flops: for one token and one token of its context, over all layers.
+        attention: its layers with keys and values, those that see as far together.
+        state_bytes: read and written by every row, over all layers that keep a state.
+        state_flops: for one token, over these layers.
     """
 
     parameters: float
     weight_bytes: int
-    kv_bytes_per_token: int
-    attention_flops: float
+    attention: tuple[Attending, ...]
+    state_bytes: int = 0
+    state_flops: float = 0.0
 
 
 def model_shape(config: ModelConfig, settings: SimulatedSettings) -> ModelShape:
     """The configuration's shape; `simulated.parameters_b` takes the place of its number of parameters."""
     counted = sum(prod(shape) for shape in tensor_shapes(config).values())
     parameters = counted if settings.parameters_b is None else settings.parameters_b * GIGA
+    layers = ((0, len(config.full_layers)), (config.sliding_window or 0, len(config.window_layers)))
+    states = 0 if config.linear is None else len(config.linear.layers) * _state_numbers(config.linear)
     return ModelShape(
         parameters=parameters,
         weight_bytes=int(parameters * settings.bytes_per_parameter),
-        kv_bytes_per_token=config.num_layers * 2 * config.num_kv_heads * config.head_dim * KV_BYTES,
-        attention_flops=4.0 * config.num_layers * config.num_heads * config.head_dim,
+        attention=tuple(_attending(config, window, count) for window, count in layers if count),
+        state_bytes=states * FLOAT_BYTES,
+        state_flops=STATE_FLOPS * states,
     )
+
+
+def _attending(config: ModelConfig, window_tokens: int, layers: int) -> Attending:
+    return Attending(
+        window_tokens=window_tokens,
+        token_bytes=layers * 2 * config.num_kv_heads * config.head_dim * KV_BYTES,
+        pair_flops=4.0 * layers * config.num_heads * config.head_dim,
+    )
+
+
+def _state_numbers(linear: LinearAttention) -> int:
+    return linear.heads * linear.key_dim * linear.value_dim
 
 
 class StepTime(Protocol):
     """Seconds of one forward."""
 
-    def seconds(self, *, tokens: int, context_tokens: int, attended: int) -> float:
+    def seconds(self, counts: Int64Array, starts: Int64Array) -> float:
         """
         Args:
-            tokens: computed by the forward.
-            context_tokens: whose keys and values it reads: the rows' contexts, added up.
-            attended: pairs of a computed token and a token it attends to.
+            counts: tokens computed of each row.
+            starts: tokens of each row before those.
         """
         ...
 
@@ -109,10 +155,14 @@ class Roofline:
     accelerator: AcceleratorSpec
     shape: ModelShape
 
-    def seconds(self, *, tokens: int, context_tokens: int, attended: int) -> float:
-        chip, shape = self.accelerator, self.shape
-        flops = 2.0 * shape.parameters * tokens + shape.attention_flops * attended
-        moved = shape.weight_bytes + shape.kv_bytes_per_token * (context_tokens + tokens)
+    def seconds(self, counts: Int64Array, starts: Int64Array) -> float:
+        chip, shape, tokens = self.accelerator, self.shape, int(counts.sum())
+        flops = (2.0 * shape.parameters + shape.state_flops) * tokens
+        moved = shape.weight_bytes + 2 * shape.state_bytes * len(counts)
+        for layers in shape.attention:
+            read, pairs = layers.seen(counts, starts)
+            flops += layers.pair_flops * pairs
+            moved += layers.token_bytes * (read + tokens)
         arithmetic = flops / (chip.flops * chip.compute_share)
         traffic = moved / (chip.bytes_per_s * chip.bandwidth_share)
         return chip.overhead_s + max(arithmetic, traffic)
@@ -124,7 +174,7 @@ class FixedStep:
 
     step_s: float
 
-    def seconds(self, *, tokens: int, context_tokens: int, attended: int) -> float:
+    def seconds(self, counts: Int64Array, starts: Int64Array) -> float:
         return self.step_s
 
 
