@@ -11,13 +11,14 @@ BIN := $(VENV)/bin
 
 CLIENTS ?= .venv-clients
 
-.PHONY: help serve test clients check fmt contract clean
+.PHONY: help serve test clients check fmt docs contract clean
 
 help:
 	@sed -n '1,3s/^# //p' $(firstword $(MAKEFILE_LIST))
 	@echo "make clients  other people's clients against a scripted server"
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make fmt     rewrite the sources in the project's format"
+	@echo "make docs    rewrite what scripts write in docs/: settings, metrics, the dashboard"
 	@echo "make contract  which statements of docs/contract the tests show"
 
 $(BIN)/python:
@@ -67,6 +68,9 @@ check: $(VENV)/installed-dev
 fmt: $(VENV)/installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/installed-dev
+	for script in configuration metrics dashboard; do $(BIN)/python tools/make_$$script.py || exit 1; done
 
 clean:
 	rm -rf build .venv-clients tests/clients/node/node_modules .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

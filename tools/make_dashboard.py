@@ -1,4 +1,4 @@
-"""Write docs/grafana/tokenspeed.json, a Grafana dashboard of what `/metrics` exports. Run it after a change here."""
+"""Write docs/grafana/tokenspeed.json, a dashboard of what `/metrics` exports; run it after a change (`make docs`)."""
 
 from __future__ import annotations
 

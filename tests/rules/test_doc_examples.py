@@ -75,6 +75,6 @@ def test_every_key_a_document_names_exists() -> None:
         assert [name for name in named if name not in known | others] == [], path.name
 
 
-def test_every_config_is_in_the_document_of_running() -> None:
-    text = (ROOT / "docs" / "run.md").read_text(encoding="utf-8")
+def test_every_config_is_in_the_document_of_settings() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert [p.name for p in (ROOT / "configs").glob("*.yaml") if f"(../configs/{p.name})" not in text] == []

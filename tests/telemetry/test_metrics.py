@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import attrs
 import pytest
 from prometheus_client import CollectorRegistry
@@ -22,8 +19,6 @@ from tokenspeed.telemetry.meters import (
 )
 from tokenspeed.telemetry.registry import MetricRegistry, new_registry
 from tokenspeed.telemetry.table import METRICS, Kind
-
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 INFO = EngineInfo(
     model="m",
@@ -49,14 +44,6 @@ def scraped(registry: MetricRegistry) -> dict[str, float]:
             labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()) if k != "model_name")
             found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
     return found
-
-
-def test_the_documentation_has_exactly_the_rows_of_the_table() -> None:
-    rows = re.findall(r"^\| `(tokenspeed:\w+)` \| (\w+) \| (.*?) \| (\w+) \| (.*) \|$", DOCS.read_text(), re.MULTILINE)
-    documented = [
-        (name, kind, tuple(re.findall(r"`(\w+)`", labels)), writer, text) for name, kind, labels, writer, text in rows
-    ]
-    assert documented == [(m.full_name, m.kind.value, m.labels, m.writer.value, m.help) for m in METRICS]
 
 
 def test_names_are_unique_counters_end_in_total_and_histograms_have_rising_buckets() -> None:
