@@ -82,6 +82,8 @@ class HttpFrontend:
         signal.event, signal.loop = asyncio.Event(), asyncio.get_running_loop()
         clock, infos = SteadyClock(), tuple(link.info for link in self.links)
         registry = new_registry(infos[0].model, ranks_dir=self.ranks_dir)
+        loop = signal.loop
+        registry.gauge("frontend_tasks").set_function(lambda: float(len(asyncio.all_tasks(loop))))
         # Unique over restarts too: an engine that outlives its frontend may still hold old ids.
         prefix = secrets.token_hex(4)
         engines = tuple(
