@@ -59,6 +59,19 @@ class Fault(NamedTuple):
 
 FAULTS = (
     Fault(
+        "who has nothing left to plan keeps its place",
+        "admission.py",
+        "        self.state.leaving = self.life.count(State.DRAINING) + self.life.count(State.FINISHING)\n",
+        "        self.state.leaving = 0\n",
+    ),
+    Fault(
+        "who plans its last token in this very forward gives up its place in it",
+        "admission.py",
+        "        return seated < self.config.request_slots and seated - self.state.leaving < self.config.seats\n",
+        "        self.begin_plan()\n"
+        "        return seated < self.config.request_slots and seated - self.state.leaving < self.config.seats\n",
+    ),
+    Fault(
         "a forward's blocks are findable before it has landed",
         "prefill.py",
         "        schedule.scheduled[row] = end\n",

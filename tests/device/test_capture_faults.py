@@ -132,7 +132,7 @@ def rig(check: LaunchCheck) -> Iterator[Rig]:
                 pool=bound.pool,
                 sampler=ToySampler(),
                 logprobs=toy_logprobs,
-                max_num_seqs=SLOTS,
+                request_slots=SLOTS,
                 max_model_len=MAX_LEN,
                 num_pages=PAGES,
                 groups=GROUPS,
@@ -227,7 +227,7 @@ def test_planted_fault_inputs_and_the_future_that_a_step_has_taken_are_no_tokens
     bound = ToyModel(vocab_size=VOCAB).bind(None, num_pages=PAGES, page_tokens=PAGE_TOKENS)
     step, log = KeepsRows(bound.step), FlowLog()
     with cpu_backend() as backend:
-        shape = {"max_num_seqs": SLOTS, "max_model_len": MAX_LEN, "num_pages": PAGES, "groups": GROUPS}
+        shape = {"request_slots": SLOTS, "max_model_len": MAX_LEN, "num_pages": PAGES, "groups": GROUPS}
         parts = {"step": step, "pool": bound.pool, "sampler": ToySampler(), "logprobs": toy_logprobs, "log": log}
         made = on_stream(backend.exec_stream, lambda: futures_executor(backend=backend, **shape, **parts), "make")
         first = made.forward(

@@ -73,7 +73,7 @@ def rig(executor: str = "streams", environ: dict[str, str] | None = None) -> Ite
                 pool=bound.pool,
                 sampler=ToySampler(),
                 logprobs=toy_logprobs,
-                max_num_seqs=SLOTS,
+                request_slots=SLOTS,
                 max_model_len=MAX_LEN,
                 num_pages=PAGES,
                 groups=GROUPS,

@@ -78,7 +78,7 @@ def rank(
         "pool": bound.pool,
         "sampler": SimulatedSampler(),
         "logprobs": SimulatedLogprobs(vocab_size=specs.vocab_size),
-        "max_num_seqs": specs.max_num_seqs,
+        "request_slots": specs.request_slots,
         "max_model_len": specs.max_model_len,
         "num_pages": specs.num_pages,
         "groups": specs.groups,

@@ -96,7 +96,7 @@ def native_host_rig(executor: str, *, kv_dtype: torch.dtype = torch.float32) -> 
                 pool=bound.pool,
                 sampler=batch_sampler(slots=SLOTS, vocab_size=specs.vocab_size),
                 logprobs=logprobs,
-                max_num_seqs=SLOTS,
+                request_slots=SLOTS,
                 max_model_len=specs.max_model_len,
                 num_pages=specs.num_pages,
                 groups=specs.groups,

@@ -39,7 +39,7 @@ def rank(specs: DeviceSpecs = SPECS, *, overlap: bool = True, **parts: object) -
                 pool=bound.pool,
                 sampler=ToySampler(),
                 logprobs=toy_logprobs,
-                max_num_seqs=specs.max_num_seqs,
+                request_slots=specs.request_slots,
                 max_model_len=specs.max_model_len,
                 num_pages=specs.num_pages,
                 groups=specs.groups,

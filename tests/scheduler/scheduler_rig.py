@@ -246,6 +246,7 @@ class Rig:
         rows, config = batch.rows.tolist(), self.config
         assert len(set(rows)) == len(rows)
         assert 0 < batch.num_tokens <= config.max_batched_tokens
+        assert len(rows) <= config.max_num_seqs
         assert all(not array.flags.writeable for array in batch)
         at = 0
         columns = (batch.slots, batch.starts, batch.counts, batch.samples)
@@ -380,7 +381,7 @@ class Rig:
 
 def build(settings: SchedulerConfig | None = None, *, policy: SchedulingPolicy | None = None, **changes: object) -> Rig:
     settings = settings or config(**changes)
-    table = request_table(slots=settings.max_num_seqs, max_len=settings.max_model_len)
+    table = request_table(slots=settings.request_slots, max_len=settings.max_model_len)
     scheduler = build_scheduler(settings, table, policy or Fcfs())
     device = toy_device(settings)
     rig = Rig(

@@ -229,3 +229,29 @@ def test_a_request_that_finishes_leaves_its_slot_to_the_next_one() -> None:
     plans = rig.run()
     assert [slot for plan in plans if plan.batch for slot in plan.batch.slots.tolist()] == [0] * 9
     rig.check_tokens()
+
+
+def test_with_a_spare_slot_the_next_one_is_in_the_forward_behind_the_last_one_of_a_request() -> None:
+    """A forward has one row, and another request's in every turn: no forward is left out while the last result of
+    the one before is under way."""
+    rig = build(max_num_seqs=1, spare_slots=1, overlap_schedule_depth=1)
+    for seed in range(3):
+        rig.new(prompt(4, seed=seed), max_new=3)
+    plans = rig.run()
+    assert [number for number, plan in enumerate(plans) if plan.batch is not None] == list(range(9))
+    assert [slot for plan in plans if plan.batch for slot in plan.batch.slots.tolist()] == [0] * 3 + [1] * 3 + [0] * 3
+    rig.check_tokens()
+
+
+def test_a_request_whose_end_was_not_foreseen_gives_up_its_place_before_its_last_forward_has_landed() -> None:
+    rig = build(max_num_seqs=1, spare_slots=1, overlap_schedule_depth=1)
+    first, second = rig.new(prompt(4, seed=0), max_new=9), rig.new(prompt(4, seed=1), max_new=2)
+    rig.round()
+    rig.round()
+    rig.abort(first)
+    plan = rig.plan()
+    assert len(rig.queue) == 2
+    assert plan.batch is not None
+    assert plan.batch.rows.tolist() == [second.row]
+    rig.run()
+    rig.check_tokens()

@@ -234,7 +234,7 @@ def toy_device(config: SchedulerConfig) -> Device:
         config,
         [[GARBAGE] * units for _ in range(config.num_pages)],
         [
-            np.zeros((config.max_num_seqs, -(-config.max_model_len // spec.block_tokens)), dtype=np.int32)
+            np.zeros((config.request_slots, -(-config.max_model_len // spec.block_tokens)), dtype=np.int32)
             for spec in config.specs
         ],
     )

@@ -192,7 +192,7 @@ def cpu_futures(**options: object) -> Iterator[FuturesRig]:
 
 
 SHAPE = {
-    "max_num_seqs": SLOTS,
+    "request_slots": SLOTS,
     "max_model_len": MAX_LEN,
     "num_pages": PAGES,
     "groups": (CacheGroupSpec(block_tokens=PAGE_TOKENS),),

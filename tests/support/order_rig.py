@@ -223,7 +223,7 @@ def order_rig(executor: str, removal: Removal) -> Iterator[OrderRig]:
 
         def make() -> tuple[ToyBound, Executor]:
             bound = ToyModel(vocab_size=VOCAB).bind(None, num_pages=PAGES, page_tokens=PAGE_TOKENS)
-            shape = {"max_num_seqs": SLOTS, "max_model_len": MAX_LEN, "num_pages": PAGES}
+            shape = {"request_slots": SLOTS, "max_model_len": MAX_LEN, "num_pages": PAGES}
             parts = {"step": bound.step, "pool": bound.pool, "sampler": SeatedSampler(), "logprobs": toy_logprobs}
             groups = (CacheGroupSpec(block_tokens=PAGE_TOKENS),)
             return bound, EXECUTORS[executor](backend=backend, groups=groups, **shape, **parts)

@@ -155,7 +155,7 @@ def toy_rig(
                 pool=bound.pool,
                 sampler=sampler,
                 logprobs=toy_logprobs,
-                max_num_seqs=SLOTS,
+                request_slots=SLOTS,
                 max_model_len=MAX_LEN,
                 num_pages=PAGES,
                 groups=(CacheGroupSpec(block_tokens=PAGE_TOKENS),),

@@ -62,8 +62,8 @@ from tokenspeed.telemetry.meters import NullMeter
 
 
 def depth_of(settings: Settings) -> int:
-    """`in_flight_depth`: 1 with overlap, else 0; two switches turn it off (DO-2; pipelines come with their ranks)."""
-    return 1 if settings.scheduler.overlap and settings.device.async_scheduling else 0
+    """Two switches turn it off (DO-2; pipelines come with their ranks)."""
+    return settings.in_flight_depth
 
 
 def scheduler_config(settings: Settings, specs: DeviceSpecs, sink: KvEventSink, l3: L3, pd: Pd) -> SchedulerConfig:
@@ -73,6 +73,7 @@ def scheduler_config(settings: Settings, specs: DeviceSpecs, sink: KvEventSink, 
         storage=not isinstance(l3, NoStorage),
         role=Role(pd.role),
         max_num_seqs=specs.max_num_seqs,
+        spare_slots=specs.spare_slots,
         max_batched_tokens=specs.max_batched_tokens,
         chunk_tokens=min(settings.scheduler.chunk_tokens, specs.max_batched_tokens),
         page_tokens=specs.page_tokens,
@@ -90,7 +91,7 @@ def scheduler_config(settings: Settings, specs: DeviceSpecs, sink: KvEventSink, 
 
 
 def table_of(specs: DeviceSpecs) -> RequestTable:
-    return request_table(slots=specs.max_num_seqs, max_len=specs.max_model_len)
+    return request_table(slots=specs.request_slots, max_len=specs.max_model_len)
 
 
 def eos_mask(specs: DeviceSpecs) -> BoolArray:

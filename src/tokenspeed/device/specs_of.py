@@ -37,6 +37,7 @@ def specs_of(settings: Settings, checkpoint: Checkpoint, memory: MemoryPlan, hos
         host_parents=host.parents,
         images=host.images,
         max_num_seqs=settings.scheduler.max_num_seqs,
+        spare_slots=settings.spare_slots,
         max_batched_tokens=settings.scheduler.max_batched_tokens,
         max_logprobs=min(MAX_LOGPROBS, vocabulary_of(checkpoint)),
         logits_processors=names_of(settings.sampling.logits_processors),

@@ -49,7 +49,8 @@ class DeviceSpecs:
         groups: cache groups in the order of their numbers.
         host_parents: LCM parents of the host tier (L2), its null parent included; 0: no host tier.
         images: retraction images the snapshot pool has room for; 0: none.
-        max_num_seqs: request slots.
+        max_num_seqs: requests of one forward.
+        spare_slots: requests that may hold state beside them: those whose last result is under way.
         max_batched_tokens: tokens of one forward.
         speculation_width: tokens a decode row may commit a forward; 1 without a drafter.
         token_history_lookback: how far back in committed tokens the model looks; -1: whole prefix,
@@ -72,6 +73,7 @@ class DeviceSpecs:
     host_parents: int = 0
     images: int = 0
     max_num_seqs: int
+    spare_slots: int = 0
     max_batched_tokens: int
     speculation_width: int = 1
     token_history_lookback: int = 0
@@ -82,3 +84,7 @@ class DeviceSpecs:
     supports_prompt_logprobs: bool = True
     weights_bytes: int = 0
     kv_pool_bytes: int = 0
+
+    @property
+    def request_slots(self) -> int:
+        return self.max_num_seqs + self.spare_slots

@@ -26,13 +26,15 @@ from tokenspeed.scheduler.waiting import WaitingQueue
 class AdmissionState:
     """Writer: Admission. The request (by its admission number) that did not fit, what was found of it, and what
     must have changed before it is looked at again: more parents that nobody uses, or fewer residents, whose
-    promises and margins count as used. ``away``: the same for a suspended request, with the values of then."""
+    promises and margins count as used. ``away``: the same for a suspended request, with the values of then.
+    ``leaving``: seated requests that are not in the forward under construction, nor in any later one."""
 
     order: int = -1
     unused: int = 0
     seated: int = 0
     found: int = 0
     away: tuple[int, int, int] = (-1, 0, 0)
+    leaving: int = 0
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -58,6 +60,10 @@ class Admission:
     storage: Storage
     state: AdmissionState = attrs.field(factory=AdmissionState)
 
+    def begin_plan(self) -> None:
+        """Before anything is planned: who has nothing left to plan keeps its slot, and gives up its place."""
+        self.state.leaving = self.life.count(State.DRAINING) + self.life.count(State.FINISHING)
+
     def submit(self, rows: Sequence[int], *, round_id: int) -> SubmitResult:
         """All of `rows` or none."""
         seen: set[int] = set()
@@ -74,7 +80,7 @@ class Admission:
 
     def admit_next(self) -> int | None:
         """Seat the head of the queue, if there is a slot and there are pages; nobody overtakes it."""
-        if not self.residents.has_seat or self.images.waiting() is not None:
+        if not self._has_seat() or self.images.waiting() is not None:
             return None
         row = self.waiting.head()
         if row is None:
@@ -114,7 +120,7 @@ class Admission:
         """Seat the suspended request whose turn it is, if its image is complete and it fits (H12); it is restored
         before it is planned. Nobody is admitted before the last of them is back."""
         row = self.images.waiting()
-        if row is None or not self.residents.has_seat or self.life.of(row) is not State.SUSPENDED:
+        if row is None or not self._has_seat() or self.life.of(row) is not State.SUSPENDED:
             return None
         order, unused, seated = self.state.away
         now = (int(self.table.identity.order[row]), self.pool.empty + self.pool.cached, self.residents.seated)
@@ -135,6 +141,11 @@ class Admission:
         self.images.restore(row, hit, goal=known, limit=limit, cover=cover)
         self.life.move(row, Event.RESTORE)
         return row
+
+    def _has_seat(self) -> bool:
+        """A slot, and a place in the forward under construction."""
+        seated = self.residents.seated
+        return seated < self.config.request_slots and seated - self.state.leaving < self.config.seats
 
     def _fits(self, row: int, hit: Hit, cover: int, limit: int) -> bool:
         """Whether all its blocks can be promised, with the margin beside them."""

@@ -49,10 +49,10 @@ def build_scheduler(config: SchedulerConfig, table: RequestTable, policy: Schedu
     Raises: SettingsError: the table has fewer slots or shorter lines than the configuration needs.
     """
     slots, length = table.tokens.seated.shape
-    if slots < config.max_num_seqs or length < config.max_model_len:
+    if slots < config.request_slots or length < config.max_model_len:
         raise SettingsError(
             f"scheduler: the request table has {slots} slots of {length} tokens, "
-            f"needed are {config.max_num_seqs} of {config.max_model_len}"
+            f"needed are {config.request_slots} of {config.max_model_len}"
         )
     life = Life(table=table)
     groups = model_groups(config)
@@ -200,7 +200,7 @@ def prefix_cache(
             # With state groups a hit ends where a state was kept, which may be anywhere.
             least=1 if has_states else (config.page_tokens + 1) // 2,
         ),
-        state=PublishState(published=np.zeros((len(groups), config.max_num_seqs), dtype=np.int64)),
+        state=PublishState(published=np.zeros((len(groups), config.request_slots), dtype=np.int64)),
     )
 
 

@@ -42,8 +42,10 @@ class SchedulerConfig:
     """Limits and choices of one scheduler; equal on all mirrors of a replica.
 
     Attributes:
-        max_num_seqs: request slots of the device.
-        max_batched_tokens: tokens of one forward. Fewer than `max_num_seqs` means fewer residents, so
+        max_num_seqs: requests of one forward.
+        spare_slots: request slots of the device beyond that: with overlap a request is seated while the last
+            result of the one before it is still under way.
+        max_batched_tokens: tokens of one forward. Fewer than `max_num_seqs` means fewer requests in it, so
             that each can have a token in every forward.
         chunk_tokens: prompt tokens of one request in one forward.
         page_tokens: tokens a block of the finest cache group holds: the granularity of prefixes.
@@ -70,6 +72,7 @@ class SchedulerConfig:
     """
 
     max_num_seqs: int
+    spare_slots: int = 0
     max_batched_tokens: int
     chunk_tokens: int
     page_tokens: int
@@ -92,6 +95,7 @@ class SchedulerConfig:
     def __attrs_post_init__(self) -> None:
         least = {
             "max_num_seqs": 1,
+            "spare_slots": 0,
             "max_batched_tokens": 1,
             "chunk_tokens": 1,
             "page_tokens": self.ahead_tokens + 1,
@@ -115,8 +119,12 @@ class SchedulerConfig:
             raise SettingsError("\n".join(faults))
 
     @property
+    def request_slots(self) -> int:
+        return self.max_num_seqs + self.spare_slots
+
+    @property
     def seats(self) -> int:
-        """Requests that may be resident at once."""
+        """Requests that may be in one forward."""
         return min(self.max_num_seqs, self.max_batched_tokens)
 
     @property

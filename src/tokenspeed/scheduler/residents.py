@@ -93,12 +93,8 @@ class Residents:
         return tuple(group for group in self.groups if group.kind is Kind.WINDOW)
 
     @property
-    def has_seat(self) -> bool:
-        return bool(self.state.empty_slots)
-
-    @property
     def seated(self) -> int:
-        return self.config.seats - len(self.state.empty_slots)
+        return self.config.request_slots - len(self.state.empty_slots)
 
     @property
     def tables(self) -> tuple[Int32Array, ...]:
@@ -379,7 +375,7 @@ def _own(array: Array) -> Array:
 
 
 def resident_state(config: SchedulerConfig, groups: tuple[Group, ...]) -> ResidentState:
-    slots = config.max_num_seqs
+    slots = config.request_slots
 
     def column() -> Int32Array:
         return np.zeros(slots, dtype=np.int32)
@@ -395,7 +391,7 @@ def resident_state(config: SchedulerConfig, groups: tuple[Group, ...]) -> Reside
         owner=np.full(slots, -1, dtype=np.int32),
         goal=column(),
         limit=column(),
-        empty_slots=list(range(config.seats - 1, -1, -1)),
+        empty_slots=list(range(slots - 1, -1, -1)),
         groups=by_group,
         tables=tuple(part.blocks for part in by_group),
     )

@@ -109,6 +109,7 @@ class PagedScheduler:
                 retired=tuple(draft.retired),
             )
         self.waiting.refresh(round_id=draft.round_id)
+        self.admission.begin_plan()
         if self.life.count(State.YIELDING):
             self.pressure.settle(draft)
         # Decodes first: each has its token in every forward, so it never waits for more than one chunk.

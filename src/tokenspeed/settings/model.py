@@ -165,7 +165,7 @@ class SchedulerSettings:
         metadata={"help": "order of the waiting queue: arrival, priority first, or longest cached prefix first (lpm)"},
     )
     max_num_seqs: int = attrs.field(
-        default=64, validator=[v.ge(1), v.le(4096)], metadata={"help": "requests resident on the device at once"}
+        default=64, validator=[v.ge(1), v.le(4096)], metadata={"help": "requests of one forward"}
     )
     max_batched_tokens: int = attrs.field(
         default=1024, validator=[v.ge(1), v.le(1 << 20)], metadata={"help": "tokens of one forward"}
@@ -325,6 +325,16 @@ class Settings:
     grammar: GrammarSettings = attrs.field(factory=GrammarSettings)
     sampling: SamplingSettings = attrs.field(factory=SamplingSettings)
     log: LogSettings = attrs.field(factory=LogSettings)
+
+    @property
+    def in_flight_depth(self) -> int:
+        """Forwards that may run ahead of their commit (DO-2): 1 with overlap, unless the device is told to wait."""
+        return 1 if self.scheduler.overlap and self.device.async_scheduling else 0
+
+    @property
+    def spare_slots(self) -> int:
+        """One for every request whose last result a forward may be bringing while the next one is planned."""
+        return self.scheduler.max_num_seqs * self.in_flight_depth
 
 
 __all__ = [

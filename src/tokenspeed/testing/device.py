@@ -128,7 +128,7 @@ def hash_model(specs: DeviceSpecs) -> HashModelHandle:
     return HashModelHandle(
         vocab_size=specs.vocab_size,
         memory=group_memory(specs),
-        latest=np.full(specs.max_num_seqs, NEVER_WRITTEN, dtype=np.int32),
+        latest=np.full(specs.request_slots, NEVER_WRITTEN, dtype=np.int32),
     )
 
 

@@ -106,7 +106,7 @@ def _memory(number: int, group: CacheGroupSpec, specs: DeviceSpecs, writers: Int
         number=number,
         spec=group,
         content=np.full(shape, NEVER_WRITTEN, dtype=np.int64),
-        tables=np.zeros((specs.max_num_seqs, columns), dtype=np.int32),
+        tables=np.zeros((specs.request_slots, columns), dtype=np.int32),
         writers=writers,
     )
 

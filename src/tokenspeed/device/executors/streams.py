@@ -208,7 +208,7 @@ def stream_executor(
     pool: BlockPool,
     sampler: Sampler,
     logprobs: Logprobs,
-    max_num_seqs: int,
+    request_slots: int,
     max_model_len: int,
     num_pages: int,
     groups: tuple[CacheGroupSpec, ...],
@@ -221,7 +221,7 @@ def stream_executor(
         pool=pool,
         sampler=sampler,
         logprobs=logprobs,
-        slots=slot_state(slots=max_num_seqs, max_model_len=max_model_len, num_pages=num_pages, groups=groups),
-        future_tokens=backend.allocate((max_num_seqs,), torch.int64),
+        slots=slot_state(slots=request_slots, max_model_len=max_model_len, num_pages=num_pages, groups=groups),
+        future_tokens=backend.allocate((request_slots,), torch.int64),
         filler=Filler(matchers or NoMatchers()),
     )

@@ -137,7 +137,7 @@ def host_cache(
         load_wait=load_wait,
         fences=fences or AllFences(),
         cost=cost or NoCost(),
-        checks=OpChecks(layout=layout, device_parents=specs.num_pages, slots=specs.max_num_seqs),
+        checks=OpChecks(layout=layout, device_parents=specs.num_pages, slots=specs.request_slots),
     )
 
 

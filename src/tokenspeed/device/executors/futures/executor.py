@@ -125,7 +125,7 @@ def futures_executor(
     pool: BlockPool,
     sampler: Sampler,
     logprobs: Logprobs,
-    max_num_seqs: int,
+    request_slots: int,
     max_model_len: int,
     num_pages: int,
     groups: tuple[CacheGroupSpec, ...],
@@ -152,7 +152,7 @@ def futures_executor(
             f"must stay on the device until the next one has taken them; set device.async_scheduling to false "
             f"(--no-async-scheduling) or device.executor to streams"
         )
-    slots = slot_state(slots=max_num_seqs, max_model_len=max_model_len, num_pages=num_pages, groups=groups)
+    slots = slot_state(slots=request_slots, max_model_len=max_model_len, num_pages=num_pages, groups=groups)
     batch = input_batch(slots, max_model_len=max_model_len)
     runtime = FuturesRuntime(backend=backend, log=log or NoLog())
     runner = ModelRunner(
