@@ -171,7 +171,7 @@ def test_loading_binding_and_warming_up_happen_on_the_thread_that_computes() -> 
     assert model.log == [
         ("load", "ts-exec"),
         ("bind", "ts-exec"),
-        ("sampler of 4 slots, 97 ids", "ts-exec"),
+        ("sampler of 8 slots, 97 ids", "ts-exec"),
     ]
     assert samplers[0].log == [("seat", 0), ("sample", 0), ("sample", 0), ("release", 0)]
     assert progress.steps == [("weights", 1, 1), ("warm-up", 0, 1), ("warm-up", 1, 1)]
