@@ -10,9 +10,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from ops_rig import blob, random_tensors
+from ops_rig import blob, oracle, random_tensors, weights_folder
 from ops_server import OpsServer, ops_server
 
+BASE = "random:tiny-llama"
 IDS = list(range(1, 40))
 SAMPLING = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
 LONG = {**SAMPLING, "max_new_tokens": 80}
@@ -219,6 +220,20 @@ def test_level_two_is_503_until_weights_come_and_versions_are_stamped(server: Op
     server.call("update_weight_version", new_version="renamed")
     assert server.generate(input_ids=IDS, sampling_params=SAMPLING)["meta_info"]["weight_version"] == "renamed"
     assert server.user.get("/get_weight_version").json() == {"weight_version": "renamed"}
+
+
+@pytest.mark.usefixtures("at_rest")
+def test_files_that_a_trainer_wrote_are_served_under_a_pause_and_beside_it(server: OpsServer, tmp_path: Path) -> None:
+    folder = weights_folder(tmp_path / "trained", random_tensors(7))
+    expected = {folder: oracle("random:tiny-llama@7", [IDS], 6)[0], BASE: oracle(BASE, [IDS], 6)[0]}
+    for source, pause in ((folder, True), (BASE, True), (folder, False), (BASE, False)):
+        if pause:
+            server.call("pause_generation", mode="wait")
+        server.call("update_weights_from_disk", model_path=source, weight_version=source)
+        if pause:
+            server.call("continue_generation")
+        answer = server.generate(input_ids=IDS, sampling_params=SAMPLING)
+        assert (answer["output_ids"], answer["meta_info"]["weight_version"]) == (expected[source], source)
 
 
 @pytest.mark.usefixtures("at_rest")

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ops_rig import oracle, random_tensors, weights_folder
 from smg_rig import MODEL, Lane, until
 
+ALL = "engine=tokenspeed"
 BODY = {"model": MODEL, "prompt": "a prompt of more than one block", "max_tokens": 6, "temperature": 0}
 
 
@@ -51,6 +53,43 @@ def test_an_engine_is_asked_for_its_health_and_its_facts(lane: Lane) -> None:
 def test_a_version_of_weights_is_named(lane: Lane) -> None:
     operate(lane, "update_weight_version", new_version="step-17")
     assert "step-17" in str(operate(lane, "server_info"))
+
+
+@pytest.mark.contract("FW-16", "FW-18", "CP-2", "CP-4")
+def test_weights_that_a_trainer_wrote_are_taken_under_a_pause_and_computed_with_from_then_on(
+    lane: Lane, tmp_path: Path
+) -> None:
+    from smg.rl import RL, paused  # the gateway's own client, which trainers import
+
+    ids = list(range(1, 40))
+    trained = weights_folder(tmp_path / "step-18", random_tensors(18))
+    rl = RL(lane.gateway.url, timeout=60.0)
+
+    def roll_out() -> dict[str, Any]:
+        sampling = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
+        answer = lane.gateway.http.post("/generate", json={"input_ids": ids, "sampling_params": sampling})
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def update(path: str, version: str) -> None:
+        with paused(rl, ALL, mode="wait"):
+            told = rl.fanout("update_weights_from_disk", {"model_path": path, "weight_version": version}, selector=ALL)
+            assert [one.body["success"] for one in told.results.values()] == [True]
+            rl.fanout("flush_cache", {}, selector=ALL)
+
+    before = roll_out()["output_ids"]
+    assert roll_out()["meta_info"]["cached_tokens"] > 0
+    update(trained, "step-18")
+    after = roll_out()
+    assert [before, after["output_ids"]] == [
+        oracle(source, [ids])[0] for source in (f"random:{MODEL}", f"random:{MODEL}@18")
+    ]
+    assert before != after["output_ids"]
+    assert after["meta_info"]["cached_tokens"] == 0
+    assert "step-18" in str(operate(lane, "get_weight_version"))
+    update(f"random:{MODEL}", "step-0")
+    assert roll_out()["output_ids"] == before
 
 
 def test_a_wrong_operation_is_answered_with_what_is_wrong(lane: Lane) -> None:

@@ -159,6 +159,7 @@ def hand_rank(settings: Settings | None = None, **parts: object) -> Iterator[Han
     with rank_engine(
         settings or tiny_settings(), connect=lambda _info, _wakeup: link, wakeup=wakeup, **parts
     ) as engine:
+        engine.serving.sync_debug.arm()  # as in a rank's own process: what waits in a round is found
         yield HandRank(engine=engine, link=link, wakeup=wakeup)
 
 

@@ -71,6 +71,7 @@ def ops_server(settings: Settings | None = None) -> Iterator[OpsServer]:
     resolved = resolve_model(chosen.model, NoProgress())
     open_checkpoint(resolved)
     with rank_engine(chosen, connect=connect, resolved=resolved) as engine:
+        engine.serving.sync_debug.arm()  # as in a rank's own process: what waits in a round is found
         ran = threading.Thread(target=engine.run, name="ts-control")
         ran.start()
         sock = bind_socket("127.0.0.1", 0, stalled_s=30)

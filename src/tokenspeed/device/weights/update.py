@@ -21,6 +21,7 @@ from tokenspeed.checkpoint.progress import NoProgress
 from tokenspeed.checkpoint.resolved import CheckpointKind
 from tokenspeed.device.backends.base import DeviceStream
 from tokenspeed.device.give_back import give_back
+from tokenspeed.device.host_sync import allow_host_sync
 from tokenspeed.device.parts import ModelFactory
 from tokenspeed.device.step import ForwardStep
 from tokenspeed.device.weights.current import CurrentStep, PoolParts, with_pool
@@ -210,12 +211,16 @@ class HostOccupancy:
             return with_pool(bound.step, bound.pool, self.parts)
 
     def _tried(self, label: str, job: Callable[[], None]) -> str:
-        """Run `job` on the exec stream, where an error of the caller's must not end the stream."""
+        """Run `job` on the exec stream, where an error of the caller's must not end the stream.
+
+        No work of a round, so that it may wait for the device: files of weights are read here.
+        """
         refusals: list[str] = []
 
         def guarded() -> None:
             try:
-                job()
+                with allow_host_sync():
+                    job()
             except InvariantBroken:
                 raise
             except (TokenspeedError, NotSupported, OSError, MemoryError) as fault:
