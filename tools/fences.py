@@ -112,7 +112,7 @@ SITES: dict[str, tuple[str, ...]] = {
     "backends/host_stream.py _work gate.wait": (HOST + "the gate of tests",),
     "backends/simulated_time.py _tick timeline.changed.wait": (HOST + "the clock of the simulated device",),
     "data_plane.py HostDataPlane.commit flight.launched.wait": (HOST + "without it a commit finds no landing: raises",),
-    "data_plane.py HostDataPlane._await operation.reply.done.wait": (HOST + "the answer of an awaited operation",),
+    "data_plane.py HostDataPlane._await reply.done.wait": (HOST + "the answer of an awaited operation",),
     "handle.py StreamDeviceHandle.execute self._submit": (HOST + "the plan itself, in a recording",),
     "handle.py StreamDeviceHandle._submit self.peer.submit": (HOST + "the transfer peer has fences of its own",),
     "kv/host_acks.py OpenCopies.take copy.event.wait": (HOST + "of a copy that has ended, for what it raised",),

@@ -31,136 +31,22 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from typing import TypeAlias
 
 import attrs
 
-from tokenspeed.device.capture import NO_SEAL, CaptureCheck, Seal, capture_check
+from tokenspeed.device import operations as ops
+from tokenspeed.device.capture import CaptureCheck, capture_check
 from tokenspeed.device.guards import UNWATCHED, SyncDebug, sync_debug
 from tokenspeed.device.handle import CacheOps, cache_ops_from_plan
 from tokenspeed.device.jit_monitor import NO_COMPILATIONS, JitMonitor
+from tokenspeed.device.operations import Awaited, Close, Execute, Flight, Operation, Reply, is_per_round, name_of
 from tokenspeed.errors import DeviceLost, InvariantBroken
 from tokenspeed.plane.operations import WeightsGroup, WeightsSource
 from tokenspeed.plane.plan import Dispatch, ExecutionPlan
-from tokenspeed.plane.ports import DeviceHandle, Landing, Ticket, Wakeup, completion_query
+from tokenspeed.plane.ports import DeviceHandle, Ticket, Wakeup, completion_query
 from tokenspeed.plane.results import CacheAcks, ForwardResult
 
 THREAD_NAME = "ts-forward"
-
-
-@attrs.define(eq=False)
-class Flight:
-    """One queued plan. Writer: ``ts-forward``, which sets `landing` before `launched`.
-
-    Attributes:
-        seal: over plan and dispatch; written before they are queued.
-    """
-
-    launched: threading.Event = attrs.field(factory=threading.Event)
-    landing: Landing | None = None
-    seal: Seal = NO_SEAL
-
-
-@attrs.define(eq=False)
-class Reply:
-    """The answer of an awaited operation. Writer: ``ts-forward``, which sets `value` before `done`."""
-
-    done: threading.Event = attrs.field(factory=threading.Event)
-    value: str = ""
-
-
-@attrs.frozen(eq=False)
-class Execute:
-    plan: ExecutionPlan
-    dispatch: Dispatch
-    flight: Flight
-
-
-@attrs.frozen(eq=False)
-class Release:
-    rows: tuple[int, ...]
-    slots: tuple[int, ...]
-
-
-@attrs.frozen(eq=False)
-class NoteForwarded:
-    pass
-
-
-@attrs.frozen(eq=False)
-class IdleForward:
-    reply: Reply
-
-
-@attrs.frozen(eq=False)
-class FlushCache:
-    reply: Reply
-
-
-@attrs.frozen(eq=False)
-class ReleaseMemory:
-    tags: tuple[str, ...]
-    reply: Reply
-
-
-@attrs.frozen(eq=False)
-class ResumeMemory:
-    tags: tuple[str, ...]
-    restore: bool
-    reply: Reply
-
-
-@attrs.frozen(eq=False)
-class LoadWeights:
-    source: WeightsSource
-    reply: Reply
-
-
-@attrs.frozen(eq=False)
-class CommitWeights:
-    accept: bool
-    reply: Reply
-
-
-@attrs.frozen(eq=False)
-class OpenWeightsGroup:
-    group: WeightsGroup
-    reply: Reply
-
-
-@attrs.frozen(eq=False)
-class CloseWeightsGroup:
-    name: str
-    reply: Reply
-
-
-@attrs.frozen(eq=False)
-class StartProfile:
-    path: str
-    reply: Reply
-
-
-@attrs.frozen(eq=False)
-class StopProfile:
-    reply: Reply
-
-
-@attrs.frozen(eq=False)
-class ShutdownCache:
-    reply: Reply
-
-
-@attrs.frozen(eq=False)
-class Close:
-    """The last entry of the queue."""
-
-
-PerRound: TypeAlias = Execute | Release | NoteForwarded | IdleForward
-MemoryOrWeights: TypeAlias = (
-    ReleaseMemory | ResumeMemory | LoadWeights | CommitWeights | OpenWeightsGroup | CloseWeightsGroup
-)
-AwaitedOperation: TypeAlias = IdleForward | FlushCache | MemoryOrWeights | StartProfile | StopProfile | ShutdownCache
-Operation: TypeAlias = Execute | Release | NoteForwarded | AwaitedOperation
 
 
 @attrs.define(eq=False)
@@ -206,20 +92,19 @@ class HostDataPlane:
 
     def execute(self, plan: ExecutionPlan, dispatch: Dispatch) -> Ticket:
         self.check.check("execute", (plan, dispatch))
-        state = self.state
-        state.tickets += 1
-        ticket, flight = Ticket(state.tickets), Flight(seal=self.check.seal("execute", (plan, dispatch)))
+        self.state.tickets += 1
+        ticket, flight = Ticket(self.state.tickets), Flight(seal=self.check.seal("execute", (plan, dispatch)))
         if plan.batch is not None:
-            state.flights[ticket] = flight
+            self.state.flights[ticket] = flight
         self._put(Execute(plan, dispatch, flight))
         return ticket
 
     def release(self, rows: tuple[int, ...], slots: tuple[int, ...]) -> None:
         self.check.check("release", (rows, slots))
-        self._put(Release(rows, slots))
+        self._put(ops.Release(rows, slots))
 
     def note_forwarded(self) -> None:
-        self._put(NoteForwarded())
+        self._put(ops.NoteForwarded())
 
     # ---- the two waits of a commit ------------------------------------------------------------
 
@@ -262,42 +147,42 @@ class HostDataPlane:
     # ---- queued and awaited -------------------------------------------------------------------
 
     def idle_forward(self) -> None:
-        self._await(IdleForward(Reply()))
+        self._await(ops.IdleForward())
 
     def flush_cache(self) -> None:
-        self._await(FlushCache(Reply()))
+        self._await(ops.FlushCache())
 
     def release_memory(self, tags: tuple[str, ...]) -> str:
         self.check.check("release_memory", tags)
-        return self._await(ReleaseMemory(tags, Reply()))
+        return self._await(ops.ReleaseMemory(tags))
 
     def resume_memory(self, tags: tuple[str, ...], restore: bool) -> str:
         self.check.check("resume_memory", tags)
-        return self._await(ResumeMemory(tags, restore, Reply()))
+        return self._await(ops.ResumeMemory(tags, restore))
 
     def load_weights(self, source: WeightsSource) -> str:
         self.check.check("load_weights", source)
-        return self._await(LoadWeights(source, Reply()))
+        return self._await(ops.LoadWeights(source))
 
     def commit_weights(self, accept: bool) -> str:
-        return self._await(CommitWeights(accept, Reply()))
+        return self._await(ops.CommitWeights(accept))
 
     def open_weights_group(self, group: WeightsGroup) -> str:
         self.check.check("open_weights_group", group)
-        return self._await(OpenWeightsGroup(group, Reply()))
+        return self._await(ops.OpenWeightsGroup(group))
 
     def close_weights_group(self, name: str) -> str:
-        return self._await(CloseWeightsGroup(name, Reply()))
+        return self._await(ops.CloseWeightsGroup(name))
 
     def start_profile(self, path: str) -> str:
         self.check.check("start_profile", path)
-        return self._await(StartProfile(path, Reply()))
+        return self._await(ops.StartProfile(path))
 
     def stop_profile(self) -> str:
-        return self._await(StopProfile(Reply()))
+        return self._await(ops.StopProfile())
 
     def shutdown_cache(self) -> None:
-        self._await(ShutdownCache(Reply()))
+        self._await(ops.ShutdownCache())
 
     def close(self, timeout_s: float = 60.0) -> None:
         """Run what is queued, close the handle on the forward thread, and join the thread.
@@ -322,14 +207,15 @@ class HostDataPlane:
 
     def _put(self, operation: Operation) -> None:
         if self.state.closed:
-            raise InvariantBroken("the data plane used after its close", operation=type(operation).__name__)
+            raise InvariantBroken("the data plane used after its close", operation=name_of(operation))
         self.operations.put(operation)
 
-    def _await(self, operation: AwaitedOperation) -> str:
-        self._put(operation)
-        operation.reply.done.wait()
+    def _await(self, asked: ops.Asked) -> str:
+        reply = Reply()
+        self._put(Awaited(asked, reply))
+        reply.done.wait()
         self._surface()
-        return operation.reply.value
+        return reply.value
 
     def _surface(self) -> None:
         if self.state.failure is not None:
@@ -353,61 +239,29 @@ class HostDataPlane:
             self._keep(error)
 
     def _run(self, operation: Operation) -> None:
-        state = self.state
-        state.running = type(operation).__name__
+        self.state.running = name_of(operation)
         try:
-            if state.failure is None:
-                # Awaited operations are not of a round, but for the idle forward; they may wait.
-                with self.sync.watching() if isinstance(operation, PerRound) else UNWATCHED:
+            if self.state.failure is None:
+                with self.sync.watching() if is_per_round(operation) else UNWATCHED:
                     self._perform(operation)
         except BaseException as error:
             # Kept, not swallowed: see the module's text on errors.
             self._keep(error)
-        if isinstance(operation, Execute):
-            operation.flight.launched.set()
-        elif not isinstance(operation, Release | NoteForwarded):
-            operation.reply.done.set()
-        state.running = ""
+        match operation:
+            case Execute(flight=flight):
+                flight.launched.set()
+            case Awaited(reply=reply):
+                reply.done.set()
+        self.state.running = ""
 
     def _perform(self, operation: Operation) -> None:
-        handle = self.handle
-        match operation:
-            case Execute(plan=plan, dispatch=dispatch, flight=flight):
-                flight.seal.verify("before its launch")
-                flight.landing = handle.execute(plan, dispatch, self.adapt(plan).device)
-                flight.landing.notify(self.wakeup)
-            case Release(rows=rows, slots=slots):
-                handle.release(rows, slots)
-            case NoteForwarded():
-                handle.note_forwarded()
-            case IdleForward():
-                handle.idle_forward()
-            case FlushCache():
-                handle.flush_cache()
-            case StartProfile(path=path, reply=reply):
-                reply.value = handle.start_profile(path)
-            case StopProfile(reply=reply):
-                reply.value = handle.stop_profile()
-            case ShutdownCache():
-                handle.shutdown_cache()
-            case other:
-                other.reply.value = self._memory_or_weights(other)
-
-    def _memory_or_weights(self, operation: MemoryOrWeights) -> str:
-        handle = self.handle
-        match operation:
-            case ReleaseMemory(tags=tags):
-                return handle.release_memory(tags)
-            case ResumeMemory(tags=tags, restore=restore):
-                return handle.resume_memory(tags, restore)
-            case LoadWeights(source=source):
-                return handle.load_weights(source)
-            case CommitWeights(accept=accept):
-                return handle.commit_weights(accept)
-            case OpenWeightsGroup(group=group):
-                return handle.open_weights_group(group)
-            case CloseWeightsGroup(name=name):
-                return handle.close_weights_group(name)
+        if not isinstance(operation, Execute):
+            operation.perform(self.handle)
+            return
+        plan, flight = operation.plan, operation.flight
+        flight.seal.verify("before its launch")
+        flight.landing = self.handle.execute(plan, operation.dispatch, self.adapt(plan).device)
+        flight.landing.notify(self.wakeup)
 
     def _keep(self, error: BaseException) -> None:
         with self.state.lock:
