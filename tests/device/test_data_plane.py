@@ -131,6 +131,21 @@ def test_an_awaited_operation_returns_when_it_has_run_with_its_answer(operation:
         assert device.handle.operations == [operation]
 
 
+@pytest.mark.contract("DP-15")
+def test_what_is_queued_behind_a_wake_begins_when_the_whole_of_it_has_ended() -> None:
+    with opened(shut=True) as device:
+        with background(lambda: device.plane.resume_memory(("weights", "kv_cache"), True)):
+            assert device.handle.entered.wait(TIMEOUT_S)
+            ticket = device.execute()
+            device.plane.release((1,), (1,))
+            assert device.handle.intervals == [("resume_memory", "begin")]
+            device.handle.gate.set()
+        device.plane.commit(ticket)
+        device.plane.idle_forward()
+        wanted = ["resume_memory", "execute", "release", "idle_forward"]
+        assert device.handle.intervals == [(operation, edge) for operation in wanted for edge in ("begin", "end")]
+
+
 @pytest.mark.contract("DP-8", "DP-9", "DP-10", "PT-4")
 def test_completion_queries_answer_on_the_calling_thread_while_a_launch_is_blocked() -> None:
     acks = CacheAcks(write_backs=(7,))

@@ -26,6 +26,7 @@ from tokenspeed.device.kv.host_fences import Fence
 from tokenspeed.device.on_stream import on_stream
 from tokenspeed.device.profile import TraceProfiler
 from tokenspeed.device.step import AllReady, LayersReady, RaggedRows
+from tokenspeed.device.stream_order import ordered
 from tokenspeed.device.toy import NEVER_WRITTEN, ToySampler, hash_context
 from tokenspeed.plane.plan import (
     BlockCopy,
@@ -123,14 +124,18 @@ class AskedReady:
 
 @attrs.frozen(eq=False)
 class WatchedFences:
-    """`Fences` that notes who waits where, and leaves one out if told to."""
+    """`Fences` that notes who waits where, and leaves one out if told to.
+
+    `parked`: notes it of streams, too, when they come to the fence.
+    """
 
     watch: Watch
     without: Fence | None = None
+    parked: bool = True
 
     def wait(self, fence: Fence, stream: DeviceStream, event: DeviceEvent) -> None:
         if fence is not self.without:
-            stream.wait(ParkedEvent(event, fence, self.watch))
+            stream.wait(ParkedEvent(event, fence, self.watch) if self.parked else event)
 
     def layers(self, fence: Fence, ready: LayersReady) -> LayersReady:
         return AllReady() if fence is self.without else AskedReady(ready, fence, self.watch)
@@ -313,14 +318,17 @@ def host_rig(
     without: Fence | None = None,
     load_wait: LoadWait = LoadWait.LAYERS,
     specs: DeviceSpecs = SPECS,
+    checked: bool = False,
 ) -> Iterator[HostRig]:
+    """`checked`: by `device.stream_order`; then no test can wait for a stream to come to a fence."""
     with cpu_backend() as inner:
         log: list[tuple[str, str]] = []
         streams = {
             f"{name}_stream": SteppedStream(StreamLog(getattr(inner, f"{name}_stream"), log))
             for name in ("exec", "write", "load")
         }
-        backend, watch = LoggedBackend(inner=inner, log=log, **streams), Watch()
+        logged, watch = LoggedBackend(inner=inner, log=log, **streams), Watch()
+        backend = ordered(logged) if checked else logged
 
         def make() -> tuple[LayeredPool, object, HostCacheExecutor]:
             pool = LayeredPool(torch.full((specs.num_pages, LAYERS, PAGE_TOKENS), NEVER_WRITTEN))
@@ -342,11 +350,11 @@ def host_rig(
                 specs=specs,
                 placement=tuple(LayerPlace(index, 0, index) for index in range(LAYERS)),
                 load_wait=load_wait,
-                fences=WatchedFences(watch, without),
+                fences=WatchedFences(watch, without, parked=not checked),
             )
             return pool, made, tier
 
-        pool, made, tier = on_stream(inner.exec_stream, make, "make")
+        pool, made, tier = on_stream(backend.exec_stream, make, "make")
         handle = StreamDeviceHandle(
             backend=backend,
             executor=made,
@@ -355,7 +363,7 @@ def host_rig(
             host_tier=tier,
         )
         try:
-            yield HostRig(backend, pool, handle, tier, watch, log)
+            yield HostRig(logged, pool, handle, tier, watch, log)
         finally:
             for stream in streams.values():
                 stream.permits.release(1000)

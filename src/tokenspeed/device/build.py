@@ -50,6 +50,7 @@ from tokenspeed.device.sampling.processors import LogitsProcessor
 from tokenspeed.device.sampling.registry import load_processors
 from tokenspeed.device.specs_of import specs_of
 from tokenspeed.device.step import ForwardStep
+from tokenspeed.device.stream_order import checked_backend, checked_step
 from tokenspeed.device.survey import host_of, memory_of
 from tokenspeed.device.warm_up import warm_up
 from tokenspeed.device.weights.current import CurrentStep, current_step, pool_memory, pool_parts
@@ -126,7 +127,7 @@ def build_device_side(
     machine = given.machine or read_machine()
     model: ModelFactory = given.model or model_factory(settings.device, checkpoint.config)
     with ExitStack() as opened:
-        backend = open_backend(settings.device, machine, given.backend, given.watch)
+        backend = checked_backend(open_backend(settings.device, machine, given.backend, given.watch), os.environ)
         opened.callback(backend.close)
         attention, memory, host, step = _load(settings, checkpoint, model, backend, machine, watch)
         specs = specs_of(settings, checkpoint, memory, host)
@@ -274,7 +275,7 @@ def _executor(
         # A device that compiles a program for each shape gets few shapes; the CPU takes any.
         buckets = powers_of_two(specs.max_num_seqs) if device.backend is BackendKind.SIMULATED else ()
         make = partial(futures_executor, asynchronous=device.async_scheduling, buckets=buckets, host_sync=allowed_wait)
-    step = attention.step
+    step = checked_step(attention.step, backend)
     if device.backend is not BackendKind.CUDA:  # a debug form for memory of the host
         step = fresh_blocks(step, attention.pool, specs.groups, os.environ)
     return make(

@@ -170,9 +170,10 @@ class CheckedLaunches:
     def release(self, slots: tuple[int, ...], tokens: DeviceBuffer, job: Job) -> Job:
         def checked() -> None:
             job()
+            latest = tokens.unwrap(slots)
             for slot in slots:
                 self.seated.rows.pop(slot, None)
-                tokens.unwrap()[slot] = POISON
+                latest[slot] = POISON
 
         return checked
 

@@ -9,7 +9,7 @@ tensors back only through `Backend.to_host`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -67,8 +67,12 @@ class DeviceStream(Protocol):
 class DeviceBuffer(Protocol):
     """Device memory, opaque to the host side."""
 
-    def unwrap(self) -> torch.Tensor:
-        """The tensor. Raises InvariantBroken outside a job of a stream of this backend."""
+    def unwrap(self, rows: Iterable[int] | None = None) -> torch.Tensor:
+        """The whole tensor, of which the running job touches `rows`, None: all.
+
+        Raises InvariantBroken: outside a job of a stream of this backend; and, where `device.stream_order` checks it,
+        of jobs that touch the same rows and that no wait orders.
+        """
         ...
 
 

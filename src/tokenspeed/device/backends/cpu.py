@@ -7,6 +7,7 @@ process halves a barrier-bound step. The write and load streams copy.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack, nullcontext
 
 import attrs
@@ -31,7 +32,8 @@ class HostBuffer:
     tensor: torch.Tensor = attrs.field(repr=False)
     scope: JobScope
 
-    def unwrap(self) -> torch.Tensor:
+    def unwrap(self, rows: Iterable[int] | None = None) -> torch.Tensor:
+        del rows
         self.scope.current()
         return self.tensor
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Iterable
 from contextlib import ExitStack, nullcontext, suppress
 
 import attrs
@@ -166,7 +167,8 @@ class CudaBuffer:
     tensor: torch.Tensor = attrs.field(repr=False)
     scope: CudaScope
 
-    def unwrap(self) -> torch.Tensor:
+    def unwrap(self, rows: Iterable[int] | None = None) -> torch.Tensor:
+        del rows
         self.scope.current()
         return self.tensor
 

@@ -30,11 +30,11 @@ class TokensOnDevice:
 
     def export(self, slot: int, into: HostBytes) -> None:
         with torch.inference_mode():
-            copy_out(self.tokens.unwrap()[slot : slot + 1], into)
+            copy_out(self.tokens.unwrap((slot,))[slot : slot + 1], into)
 
     def restore(self, slot: int, kept: HostBytes) -> None:
         with torch.inference_mode():
-            copy_in(kept, self.tokens.unwrap()[slot : slot + 1])
+            copy_in(kept, self.tokens.unwrap((slot,))[slot : slot + 1])
 
 
 @attrs.frozen(kw_only=True, eq=False)

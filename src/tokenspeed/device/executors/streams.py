@@ -9,6 +9,7 @@ jobs alone.
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain
 
 import attrs
 import torch
@@ -135,7 +136,8 @@ class StreamExecutor:
         masks: TokenMasks | None,
     ) -> None:
         """One forward: resolve inputs, all layers, sample, copy out."""
-        to_device, future = self.backend.to_device, self.future_tokens.unwrap()
+        to_device = self.backend.to_device
+        future = self.future_tokens.unwrap(chain(prepared.late_slots, prepared.sampled_slots))
         token_ids = to_device(prepared.token_ids)
         if len(prepared.late):
             tokens = future.index_select(0, to_device(prepared.late_slots))
