@@ -62,7 +62,7 @@ def submit_everywhere(all_l3: list[AgreedStorage], *ops: StorageOp) -> None:
         l3.submit(ops)
 
 
-@pytest.mark.contract("CT-28", "CT-29")
+@pytest.mark.contract("PT-22", "CT-28", "CT-29")
 def test_reports_become_one_tick_with_the_first_members_clock_and_the_worst_pressure() -> None:
     executors, all_l3 = members(3)
     for at, executor in enumerate(executors):
@@ -75,7 +75,7 @@ def test_reports_become_one_tick_with_the_first_members_clock_and_the_worst_pres
         )
 
 
-@pytest.mark.contract("CT-30")
+@pytest.mark.contract("PT-22", "CT-30")
 def test_an_operation_completes_once_each_owner_has_reported_it() -> None:
     executors, all_l3 = members(2)
     submit_everywhere(all_l3, get(1))
