@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any, Protocol, TypeAlias
@@ -25,10 +27,21 @@ class Talker(Protocol):
 OpenEngine: TypeAlias = Callable[[argparse.Namespace, Console], AbstractContextManager[Talker]]
 
 
+def let_threads_sleep() -> None:
+    """Have this process's compute threads sleep between steps, unless the user said what they do.
+
+    A command's process is ours, unlike the one of a program that uses `tokenspeed.Engine`. The runtime reads the
+    variable when torch is first imported; later it changes nothing, and nothing is changed.
+    """
+    if "torch" not in sys.modules:
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 @contextmanager
 def open_engine(options: argparse.Namespace, console: Console) -> Iterator[Talker]:
     """Raises: SettingsError, ModelError."""
     settings = loaded_settings(options, console).settings
+    let_threads_sleep()
     with closing(progress_on(console.stderr)) as progress:
         from tokenspeed.compose.offline import Engine
 

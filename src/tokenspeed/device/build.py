@@ -33,7 +33,7 @@ from tokenspeed.device.fresh_blocks import fresh_blocks
 from tokenspeed.device.handle import Executor, HostTier, NoHostTier, StreamDeviceHandle
 from tokenspeed.device.host_sync import allowed_wait
 from tokenspeed.device.kv.host_build import HostPlan, counters_for, host_cache
-from tokenspeed.device.machine import Machine, read_machine
+from tokenspeed.device.machine import Machine, read_machine, wait_policy_hint
 from tokenspeed.device.memory import (
     MemoryPlan,
     check_weights_fit,
@@ -181,6 +181,8 @@ def open_backend(
         raise NotSupported(f"device.backend: this build has no {device.backend.value!r} backend; it has: {known}")
     threads = device.threads or machine.cpus
     log.info("compute: %d threads (%s)", threads, "device.threads" if device.threads else machine.cpu_source)
+    if device.backend is BackendKind.CPU and (hint := wait_policy_hint(os.environ, threads=threads)):
+        log.info("%s", hint)
     return opener(threads)
 
 

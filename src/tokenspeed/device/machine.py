@@ -7,7 +7,7 @@ Sources: kernel documentation, admin-guide/cgroup-v2 and cgroup-v1/memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import attrs
@@ -46,6 +46,20 @@ def scheduling_mask() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def wait_policy_hint(environ: Mapping[str, str], *, threads: int) -> str | None:
+    """What to tell who has not said what compute threads do between steps; None: somebody has, or there is one.
+
+    Left alone, libgomp's threads spin for milliseconds before they sleep. Nothing but its environment, read when
+    it is loaded, can change that, and the environment is that of whoever started the process.
+    """
+    if threads == 1 or "OMP_WAIT_POLICY" in environ or "GOMP_SPINCOUNT" in environ:
+        return None
+    return (
+        "compute threads spin between steps and take the processor from others; "
+        "start the process with OMP_WAIT_POLICY=PASSIVE and they sleep"
+    )
 
 
 def read_machine(root: Path = Path("/"), *, mask: int | None = None) -> Machine:
