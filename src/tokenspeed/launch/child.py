@@ -23,9 +23,11 @@ import attrs
 
 from tokenspeed.launch.orders import Advanced, Dial, FromChild, Order, Stop, failure_of
 from tokenspeed.launch.signals import SignalPipe, open_signal_pipe
-from tokenspeed.telemetry.logs import LogPipe, start_logging
+from tokenspeed.telemetry.logs import Logs, start_logging
 
 PR_SET_PDEATHSIG = 1
+LEAVE_S = 0.5
+"""How long a log that nobody reads may hold up the end of a process."""
 
 O = TypeVar("O", bound=Order)
 
@@ -51,7 +53,7 @@ class Parent:
     lock: threading.Lock
     addresses: queue.SimpleQueue[str]
     pipe: SignalPipe
-    logs: LogPipe
+    logs: Logs
     state: ParentState = attrs.field(factory=ParentState)
 
     def report(self, message: FromChild) -> None:
@@ -77,9 +79,11 @@ class Parent:
         return self.state.stopping
 
     def fail(self, exc: BaseException) -> NoReturn:
-        """Tell the launcher and leave without finalization: no thread may hold the process (SS-4)."""
+        """Write what was logged, tell the launcher (KM-33), and leave without finalization: no thread may hold
+        the process (SS-4)."""
+        self.logs.close(timeout_s=LEAVE_S)
         self.report(failure_of(exc))
-        self._leave(1)
+        _exit(1)
 
     def listen(self) -> None:
         """Body of ``ts-launch``."""
@@ -121,10 +125,14 @@ class Parent:
         on_stop()
 
     def _leave(self, status: int) -> NoReturn:
-        self.logs.close(timeout_s=0.5)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        self.logs.close(timeout_s=LEAVE_S)
+        _exit(status)
+
+
+def _exit(status: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 @attrs.frozen(eq=False)
@@ -160,7 +168,7 @@ def run_child(argv: Sequence[str], kind: type[O], work: Callable[[Parent, O], No
         lock=threading.Lock(),
         addresses=queue.SimpleQueue(),
         pipe=open_signal_pipe(),
-        logs=start_logging(order.settings.log),
+        logs=start_logging(order.settings.log, own_process=True),
     )
     listener = threading.Thread(target=parent.listen, name="ts-launch", daemon=True)
     listener.start()

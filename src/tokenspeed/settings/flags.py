@@ -64,6 +64,8 @@ FLAGS: tuple[Flag, ...] = (
     _flag("log.level", "--log-level"),
     _flag("log.format", "--log-format"),
     _flag("log.requests", "--enable-log-requests", value="true"),
+    _flag("log.async_logging", "--enable-async-logging", value="true"),
+    _flag("log.async_logging", "--no-async-logging", value="false"),
 )
 
 

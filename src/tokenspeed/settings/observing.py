@@ -109,3 +109,10 @@ class LogSettings:
         default=10.0, validator=v.gt(0.0), metadata={"help": "seconds between batch lines; silent when idle"}
     )
     requests: bool = attrs.field(default=False, metadata={"help": "one line for each ended request"})
+    async_logging: bool = attrs.field(
+        default=True,
+        metadata={
+            "help": "lines are written by a thread of their own, which loses them if the output stalls; false: whoever"
+            " logs writes, and waits"
+        },
+    )
