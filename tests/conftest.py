@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -62,6 +63,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # under xdist the controller collects
         config.pluginmanager.register(ContractReport(config.getoption("--contract-report")), "contract-report")
+
+
+END_S = 60.0
+"""Between the last test and the end of the process."""
+
+
+def pytest_unconfigure() -> None:
+    """What keeps the process from ending, such as a thread that a failed test has left, is named; it ends all the same.
+
+    No test's time limit applies any more, and the interpreter waits for threads for ever.
+    """
+    faulthandler.dump_traceback_later(END_S, exit=True, file=sys.__stderr__)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -35,7 +35,7 @@ def test_an_operation_on_the_guarded_device_raises_and_a_view_passes() -> None:
 def test_the_guard_holds_its_own_thread_only_and_its_own_device_only() -> None:
     found: list[float] = []
     with control_plane_guard({}, device_type="cpu"):
-        thread = threading.Thread(target=lambda: found.append(float((torch.ones(1) + 1).sum())))
+        thread = threading.Thread(target=lambda: found.append(float((torch.ones(1) + 1).sum())), daemon=True)
         thread.start()
         thread.join(10)
     with control_plane_guard({}, device_type="cuda"):
@@ -76,7 +76,7 @@ def test_the_guard_surrounds_every_round_of_a_serving_rank_and_nothing_else() ->
 
     with rank_engine(TINY, connect=lambda info, wakeup: link, policy=Touching()) as engine:
         link.put(request("a", 3, max_new=2))
-        thread = threading.Thread(target=engine.run)
+        thread = threading.Thread(target=engine.run, daemon=True)
         thread.start()
         for _ in range(200):
             if link.finish("a"):

@@ -138,7 +138,7 @@ def test_closing_waits_for_what_was_launched_and_leaves_no_thread(api: StandInCu
     backend = open_cuda_backend(torch.get_num_threads(), api=api)
     api.held = True
     backend.exec_stream.submit(lambda: None, "last")
-    closer = threading.Thread(target=backend.close)
+    closer = threading.Thread(target=backend.close, daemon=True)
     closer.start()
     assert backend.exec_stream.notifier.is_alive()
     api.end_all()

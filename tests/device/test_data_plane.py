@@ -241,7 +241,7 @@ def test_a_plan_is_adapted_once_and_its_storage_work_set_aside() -> None:
     handle = FakeHandle()
     handle.gate.set()
     plane = HostDataPlane(handle=handle, wakeup=CountingWakeup(), check=Strict(), adapt=adapt)
-    plane.state.thread = threading.Thread(target=plane._serve)
+    plane.state.thread = threading.Thread(target=plane._serve, daemon=True)
     plane.state.thread.start()
     plane.execute(plan(cache=(put, write)), Dispatch())
     plane.close()

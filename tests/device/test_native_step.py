@@ -140,7 +140,7 @@ def test_a_step_waits_inside_c_until_the_counter_reaches_its_layers() -> None:
         results.append(model.step.run(rows, layers=range(2), ready=ready))
         done.set()
 
-    thread = threading.Thread(target=compute)
+    thread = threading.Thread(target=compute, daemon=True)  # nothing but the counter gets it out of C
     thread.start()
     assert not done.wait(0.05)
     ready.raise_to(1)
@@ -148,7 +148,7 @@ def test_a_step_waits_inside_c_until_the_counter_reaches_its_layers() -> None:
     assert not done.wait(0.05)
     ready.raise_to(2)
     assert done.wait(30)
-    thread.join()
+    thread.join(30)
     assert torch.equal(results[0], whole)
 
 

@@ -11,7 +11,7 @@ import torch
 from device_doubles import TIMEOUT_S, CountingWakeup, background, cpu_backend
 
 from tokenspeed.device.backends.cpu import open_cpu_backend
-from tokenspeed.device.backends.host_stream import HostStream, JobScope, open_host_stream
+from tokenspeed.device.backends.host_stream import Ended, HostStream, JobScope, open_host_stream
 from tokenspeed.errors import DeviceLost, InvariantBroken
 
 
@@ -231,3 +231,17 @@ def test_closing_with_a_hung_job_takes_a_bounded_time_and_names_stream_and_job()
     for stream in (backend.exec_stream, backend.write_stream, backend.load_stream):
         stream.thread.join(TIMEOUT_S)
         assert not stream.thread.is_alive()
+
+
+def test_closing_a_full_stream_that_hangs_takes_a_bounded_time() -> None:
+    stream, never = open_host_stream("exec", JobScope(), capacity=1), threading.Event()
+    begun = threading.Event()
+    stream.submit(lambda: (begun.set(), never.wait(TIMEOUT_S)), "batch")
+    assert begun.wait(TIMEOUT_S)
+    stream.submit(lambda: None, "fence")  # there is no room for more
+    with pytest.raises(DeviceLost, match=r"stream 'exec' did not end within 0.05 s, inside 'batch'"):
+        stream.close(0.05)
+    never.set()
+    stream.entries.put(Ended())
+    stream.thread.join(TIMEOUT_S)
+    assert not stream.thread.is_alive()

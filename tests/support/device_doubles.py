@@ -235,7 +235,7 @@ def cpu_backend(threads: int = 1) -> Iterator[CpuBackend]:
 @contextmanager
 def background(work: Callable[[], object]) -> Iterator[threading.Thread]:
     """`work` on a thread of its own, joined at the end."""
-    thread = threading.Thread(target=work, name="caller")
+    thread = threading.Thread(target=work, name="caller", daemon=True)
     thread.start()
     try:
         yield thread

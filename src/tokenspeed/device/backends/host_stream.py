@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TypeAlias
 
 import attrs
@@ -156,8 +156,10 @@ class HostStream:
             return
         self.state.closed = True
         self.gate.set()
-        self.entries.put(Ended())
-        self.thread.join(timeout_s)
+        until_s = time.monotonic() + timeout_s
+        with suppress(queue.Full):  # its thread does not come back to it
+            self.entries.put(Ended(), timeout=timeout_s)
+        self.thread.join(max(0.0, until_s - time.monotonic()))
         if self.thread.is_alive():
             raise DeviceLost(f"stream {self.name!r} did not end within {timeout_s:g} s, inside {self.state.running!r}")
 
