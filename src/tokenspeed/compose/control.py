@@ -32,7 +32,7 @@ from tokenspeed.control.output import Output
 from tokenspeed.control.pd import NoPeer, Pd
 from tokenspeed.control.pipeline import OneStage, Pipeline
 from tokenspeed.control.profiling import Profiling
-from tokenspeed.control.relay import Relay
+from tokenspeed.control.relay import Relay, voice_of
 from tokenspeed.control.request_stats import RequestStats
 from tokenspeed.control.state_dump import StateDump
 from tokenspeed.control.wakeup import MonotonicClock, ThreadWakeup
@@ -203,7 +203,7 @@ class ControlContainer(containers.DeclarativeContainer):
         table=ref(table),
         scheduler=ref(scheduler),
         plane=ref(plane),
-        frontend=ref(frontend),
+        frontend=ref(one(voice_of, ref(mesh), ref(frontend))),
         wakeup=ref(wakeup),
         clock=ref(clock),
         relay=ref(one(Relay, mesh=ref(mesh))),
