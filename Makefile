@@ -42,7 +42,7 @@ test contract: export TOKENSPEED_DATA_PLANE_SYNC_DEBUG := error
 test contract: export TOKENSPEED_JIT_COMPILE_CHECK := error
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --max-worker-restart 2
 
 contract: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -q --contract-report=build/contract.json
