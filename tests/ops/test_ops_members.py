@@ -8,6 +8,7 @@ from collections.abc import Callable
 import attrs
 import pytest
 from rig import Rig, hand_rig, request
+from source_tree import ROOT
 
 from tokenspeed.plane.messages import AbortRequest, Finish, FrontendMessage, LoadReport
 from tokenspeed.plane.ports import Mesh
@@ -115,3 +116,5 @@ def test_a_retry_under_a_new_id_is_admitted_in_the_round_of_the_abort() -> None:
     rig.settle()
     assert len(rig.link.tokens("retry")) == 6
     assert rig.link.finish("first") is not None
+    told = (ROOT / "docs" / "wire.md").read_text(encoding="utf-8")
+    assert "Each new request takes a new id, a retry after an abort too" in told
