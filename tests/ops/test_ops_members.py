@@ -11,6 +11,7 @@ from rig import Rig, hand_rig, request
 from source_tree import ROOT
 
 from tokenspeed.plane.messages import AbortRequest, Finish, FrontendMessage, LoadReport
+from tokenspeed.plane.operations import DiskWeights, UpdateWeightsOp
 from tokenspeed.plane.ports import Mesh
 from tokenspeed.plane.results import ForwardResult
 from tokenspeed.testing import ScriptedPlane, memory_mesh
@@ -73,6 +74,40 @@ def test_members_end_after_the_same_round_whether_the_frontend_goes_or_a_stop_is
 
     together(members, serve)
     assert list(took.values()) == [8] * 4
+
+
+@attrs.define(eq=False)
+class AskedPlane(ScriptedPlane):
+    """Remembers what its commits of weights were told."""
+
+    accepted: list[bool] = attrs.field(factory=list)
+
+    def commit_weights(self, accept: bool) -> str:
+        self.accepted.append(accept)
+        return super().commit_weights(accept)
+
+
+@pytest.mark.contract("CP-33", "CP-34", "CP-36")
+@pytest.mark.parametrize("refusing", [None, 0, 1])
+def test_weights_that_one_member_cannot_load_are_dropped_by_all_before_the_answer(refusing: int | None) -> None:
+    text = "tensor x has another shape"
+    members = tuple(
+        hand_rig(mesh=mesh, plane=AskedPlane(refusals={"load_weights": text} if at == refusing else {}))
+        for at, mesh in enumerate(memory_mesh(2))
+    )
+    members[0].put(UpdateWeightsOp(call_id=1, source=DiskWeights(path="there"), version="v2"))
+    together(members, lambda member: member.rounds(6))
+    (reply,) = members[0].link.replies
+    assert (reply.success, reply.message) == ((True, "") if refusing is None else (False, text))
+    for member in members:
+        assert [name for name in member.plane.names() if name.endswith("_weights")] == [
+            "load_weights",
+            "commit_weights",
+        ]
+        assert isinstance(member.plane, AskedPlane)
+        assert member.plane.accepted == [refusing is None]
+        assert member.loop.control_ops.state.version == ("v2" if refusing is None else "default")
+        assert not member.loop.control_ops.holds_back
 
 
 @attrs.frozen
