@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from tokenspeed.grammar.backend import GrammarRefused, XgrammarBackend, load_backend
@@ -40,6 +41,7 @@ CASES: list[tuple[object, list[str], list[str]]] = [
     ({"type": "integer", "minimum": 3, "maximum": 120}, ["3", "99", "120"], ["2", "121", "-5"]),
     ({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 12}, ["4", "11"], ["3", "12"]),
     ({"type": "number", "minimum": 0.5, "maximum": 2}, ["0.5", "1.25", "2"], ["0.4", "2.1", "-1"]),
+    ({"type": "number", "minimum": 0.12345678}, ["0.123457", "1"], ["0.123456", "0.1"]),
     ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, ["0.5"], ["0", "1", "0.0", "1.0"]),
     ({"type": "string"}, ['"a\\"b\\n\\u1234é"', '""'], ['"a', '"a\nb"', '"\x01"', '"\t"']),
     (
@@ -64,7 +66,16 @@ CASES: list[tuple[object, list[str], list[str]]] = [
     ({"type": "array", "prefixItems": [INT], "items": False, "minItems": 1}, ["[1]"], ["[1, 2]", "[]"]),
     (PAIR, ['{"a": 1, "b": "x"}', '{"b": "x"}'], ["{}", '{"a": 1}', '{"b": "x", "c": 1}', '{"b": 1}']),
     ({"type": "object", "additionalProperties": INT}, ['{"z": 1}', "{}"], ['{"z": "a"}']),
-    ({"type": "object", "properties": {"a": INT}, "additionalProperties": TEXT}, ['{"a": 1, "z": "s"}'], ['{"z": 2}']),
+    (
+        {"type": "object", "properties": {"a": INT}, "additionalProperties": True},
+        ['{"a": 1}', "{}"],
+        ['{"\\u0061": "x"}', '{"a": 1, "\\u0061": "x"}', '{"z": 1}'],
+    ),
+    (
+        {"type": "object", "properties": {"additionalProperties": TEXT, "properties": PAIR}},
+        ['{"additionalProperties": "x", "properties": {"b": ""}}'],
+        ['{"additionalProperties": 1}', '{"properties": {"b": "", "z": 1}}'],
+    ),
     ({"type": "object", "additionalProperties": INT, "minProperties": 1, "maxProperties": 2}, ['{"a": 1}'], ["{}"]),
     ({"type": "object", "properties": {"a": INT, "b": INT}, "minProperties": 1}, ['{"a": 1}', '{"b": 1}'], ["{}"]),
     ({"type": "object", "propertyNames": {"pattern": "^[a-z]+$"}}, ['{"a": 1}'], ['{"A": 1}']),
@@ -110,6 +121,7 @@ def test_whitespace_between_the_tokens_of_json_is_bounded(backend: XgrammarBacke
         ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 3}'),
         ("structural_tag", '{"type": "structural_tag", "format": {"type": "zzz"}}'),
         ("zzz", "x"),
+        ("json_schema", '{"const": "\\ud800"}'),
     ],
 )
 def test_what_is_no_grammar_is_refused_with_words(backend: XgrammarBackend, kind: str, grammar: str) -> None:
@@ -117,6 +129,7 @@ def test_what_is_no_grammar_is_refused_with_words(backend: XgrammarBackend, kind
         backend.compile(GrammarSource(kind=kind, text=grammar))
     assert str(refusal.value)
     assert ".cc:" not in str(refusal.value)
+    assert "Check failed" not in str(refusal.value)
 
 
 def test_a_regular_expression_holds_the_whole_text(backend: XgrammarBackend) -> None:
@@ -124,3 +137,37 @@ def test_a_regular_expression_holds_the_whole_text(backend: XgrammarBackend) -> 
     assert accepts(backend, "regex", "^a[^b]\\d$", "ac1")
     assert not accepts(backend, "regex", "(ab|cd){2}", "xabcd")
     assert not accepts(backend, "regex", "^ab$", "abc")
+
+
+def test_a_dot_matches_no_end_of_a_line_alone_and_inside_a_structural_tag(backend: XgrammarBackend) -> None:
+    tag = {"type": "structural_tag", "format": {"type": "regex", "pattern": "a.[.]"}}
+    for kind, grammar in (("regex", "a.[.]"), ("structural_tag", json.dumps(tag))):
+        assert accepts(backend, kind, grammar, "aé.")
+        assert not accepts(backend, kind, grammar, "a\n.")
+        assert not accepts(backend, kind, grammar, "abc")
+
+
+def test_an_object_in_a_structural_tag_is_closed_as_one_alone_is(backend: XgrammarBackend) -> None:
+    schema = {"type": "object", "properties": {"a": INT}, "additionalProperties": {}}
+    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
+    assert accepts(backend, "structural_tag", json.dumps(tag), '{"a": 1}')
+    assert not accepts(backend, "structural_tag", json.dumps(tag), '{"\\u0061": "x"}')
+
+
+@pytest.mark.parametrize(
+    "wrong", [b"\xed\xa0\x80", b"\xe0\x80\x80", b"\xf0\x80\x80\x80", b"\xf4\x90\x80\x80"], ids=bytes.hex
+)
+def test_bytes_that_are_no_utf_8_are_not_allowed_where_any_character_is(backend: XgrammarBackend, wrong: bytes) -> None:
+    """A surrogate, two long forms, a code beyond the last: at one of their bytes the mask has no bit for it."""
+    words = np.zeros((1, 9), dtype=np.int32)
+    for kind, grammar, begin in (("json_schema", '{"type": "string"}', b'"'), ("regex", r"[\s\S]*", b"")):
+        matcher = backend.compile(GrammarSource(kind=kind, text=grammar)).matcher()
+        allowed = []
+        for byte in begin + wrong:
+            matcher.fill(words, 0)
+            allowed.append(bool(words[0, byte // 32] >> byte % 32 & 1))
+            if not matcher.accept(byte):
+                break
+        assert not all(allowed)
+        matcher.reset()
+        assert all(matcher.accept(byte) for byte in begin + "é日\ud7ff\U0010ffff".encode())

@@ -57,6 +57,51 @@ REFUSED: dict[str, tuple[object, str]] = {
         {"type": "object", "properties": {"a": {"type": "array", "items": {"not": {}}}}},
         r"\$.properties.a.items.not",
     ),
+    "branches in a ring": ({"anyOf": [{"$ref": "#"}, {"type": "integer"}]}, "leads back to itself"),
+    "a percent sign in a reference": ({"$defs": {"a b": {}}, "$ref": "#/$defs/a%20b"}, "percent"),
+    "an $id below the root": (
+        {
+            "$defs": {"n": {"type": "string"}},
+            "type": "array",
+            "items": {"$id": "http://a.b/c", "$ref": "#/$defs/n"},
+        },
+        r"\$.items.\$id",
+    ),
+    "a schema for other names beside properties": (
+        {"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "integer"}},
+        r"\$.additionalProperties: a schema beside properties",
+    ),
+    "several patterns for names": (
+        {"type": "object", "patternProperties": {"^a.*$": {"type": "integer"}, "^.*b$": {"type": "string"}}},
+        r"\$.patternProperties: more than one",
+    ),
+    "names and no property": (
+        {"type": "object", "propertyNames": {"pattern": "^a$"}, "additionalProperties": False},
+        r"\$.propertyNames",
+    ),
+    "a count of names that may repeat": ({"type": "object", "minProperties": 2}, r"\$.minProperties"),
+    "a count without a type": ({"minItems": 2}, r"\$.minItems: without a type"),
+    "bounds without a number of few digits between": (
+        {"type": "array", "items": {"type": "number", "minimum": 0.1234567, "maximum": 0.1234568}},
+        r"\$.items: no number with at most 6 digits",
+    ),
+    "no whole number": ({"type": "integer", "minimum": 1.5}, r"\$.minimum: got 1.5, must be a whole number"),
+    "an integer of more than 64 bits": ({"enum": [[2**63]]}, "beyond 64 bits"),
+    "prefixItems before they were known": (
+        {"$schema": "http://json-schema.org/draft-07/schema#", "type": "array", "prefixItems": [{}], "items": False},
+        r"\$.prefixItems: draft-07",
+    ),
+    "oneOf of what is no object for sure": (
+        {"oneOf": [{"properties": {"a": {"type": "integer"}}}, {"type": "string"}]},
+        r"\$.oneOf",
+    ),
+    "a quote in a pattern": ({"type": "string", "pattern": '^"$'}, r"U\+0022 at character 1, which JSON escapes"),
+    "a backslash in a pattern": ({"type": "string", "pattern": r"a\\"}, r"U\+005C"),
+    "a line end in a pattern": ({"type": "string", "pattern": r"a\n"}, r"U\+000A"),
+    "a class of quotes": (
+        {"type": "object", "propertyNames": {"pattern": '["-"]'}},
+        "only characters that JSON escapes",
+    ),
     "too deep": (deep(MAX_DEPTH + 2), "deep"),
     "too many values": ({"enum": list(range(20_000))}, "values in all"),
 }
@@ -113,13 +158,39 @@ def test_what_a_grammar_holds_is_served(schema: object) -> None:
         (r"[a", "without"),
         (r"a{99999}", "repeats"),
         ("a\\", "backslash"),
+        (r"x(^a)", "not at the beginning"),
+        (r"(a$|b)c", "not at the end"),
+        (r"((^a)){2}", "repeats"),
+        (r"^*a", "not at the beginning"),
+        (r"[^]a]", "right behind"),
+        (r"a++", "itself repeated"),
+        (r"a{3}{2}", "itself repeated"),
+        (r"\x22a", r"\u and four"),
+        (r"\u12", "four hexadecimal"),
+        (r"\a", "not supported"),
+        (r"\0", "not supported"),
+        (r"(?P<x", "does not end"),
     ],
 )
 def test_what_a_regular_expression_could_not_hold_is_refused(pattern: str, wanted: str) -> None:
     assert wanted in regex_fault(pattern)
 
 
-@pytest.mark.parametrize("pattern", [r"^a$", r"(^a|b$)", r"[^]a]+", r"(?:ab|cd){2,5}-[0-9]{3}", r"(?P<x>a)", r"[$^]"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"^a$",
+        r"(^a|b$)",
+        r"[^\]a]+",
+        r"(?:ab|cd){2,5}-[0-9]{3}",
+        r"(?P<x>a)",
+        r"[$^]",
+        r"x|(^a)",
+        "a*?b",
+        r"\$\u0041",
+        ".",
+    ],
+)
 def test_regular_expressions_that_are_regular_are_served(pattern: str) -> None:
     assert regex_fault(pattern) == ""
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from math import ceil, floor
 
 import attrs
 
@@ -20,8 +22,12 @@ from tokenspeed.grammar.schema_parts import (
     BY_TYPE,
     DEFINITIONS,
     FORMATS,
+    IMPLY,
+    OLD_DRAFTS,
+    OTHER_NAMES,
     SchemaFault,
     disjoint,
+    exact,
     shown,
     type_names,
     value_fits,
@@ -35,6 +41,11 @@ MAX_COUNT = 10_000
 
 MAX_NUMBER = 1 << 53
 
+DIGITS = 6
+"""Behind the point, of a number that has bounds."""
+
+BRANCHES = ("anyOf", "oneOf", "allOf")
+
 
 @attrs.define(eq=False)
 class Walk:
@@ -43,11 +54,23 @@ class Walk:
     Attributes:
         seen: subschemas that were looked at, by identity: a reference leads to each once.
         values: of enums, so far.
+        based: where a subschema has an $id, which changes what references below it mean, or "".
+        refers: a reference was seen.
+        sound: subschemas that do not lead back to themselves.
     """
 
     root: object
     seen: set[int] = attrs.field(factory=set[int])
     values: int = 0
+    based: str = ""
+    refers: bool = False
+    sound: set[int] = attrs.field(factory=set[int])
+
+    def whole(self) -> None:
+        """Raises: SchemaFault."""
+        self.node(self.root, "$", 0)
+        if self.based and self.refers:
+            raise SchemaFault(f"{self.based}: below the root of a schema with references, it is not supported")
 
     def node(self, node: object, path: str, depth: int) -> None:
         """Raises: SchemaFault."""
@@ -64,15 +87,16 @@ class Walk:
             raise SchemaFault(f"{path}: nested more than {MAX_DEPTH} deep")
         if len(self.seen) > MAX_NODES:
             raise SchemaFault(f"more than {MAX_NODES} subschemas")
+        for name in ("$id", "id"):
+            if node is not self.root and isinstance(node.get(name), str):
+                self.based = f"{path}.{name}"
         asserted = frozenset(node) - ANNOTATIONS - DEFINITIONS
         asserted = frozenset(name for name in asserted if not name.startswith("x-"))
         for shape, look in (
             ("$ref", self._ref),
             ("const", self._values),
             ("enum", self._values),
-            ("anyOf", self._branches),
-            ("oneOf", self._branches),
-            ("allOf", self._branches),
+            *((name, self._branches) for name in BRANCHES),
         ):
             if shape in asserted:
                 look(node, shape, asserted - {shape}, path, depth)
@@ -81,19 +105,37 @@ class Walk:
 
     def _ref(self, node: Mapping[str, object], _: str, beside: frozenset[str], path: str, depth: int) -> None:
         _only(beside, frozenset(), "$ref", path)
-        target, chain = self.resolve(node, path), {id(node)}
-        while isinstance(target, dict) and "$ref" in target:
-            if id(target) in chain:
-                raise SchemaFault(f"{path}.$ref: leads back to itself and to nothing else")
-            chain.add(id(target))
-            target = self.resolve(target, path)
-        self.node(target, str(node["$ref"]), depth + 1)
+        self.refers = True
+        self._leads_on(node, path, ())
+        self.node(self.target(node, path), str(node["$ref"]), depth + 1)
+
+    def _leads_on(self, node: object, path: str, above: tuple[int, ...]) -> None:
+        """Raises: SchemaFault: references and branches lead back to the node, and no value is ever asked for."""
+        if not isinstance(node, dict) or id(node) in self.sound:
+            return
+        if id(node) in above:
+            raise SchemaFault(f"{path}.$ref: leads back to itself and to nothing else")
+        if len(above) > MAX_DEPTH:
+            raise SchemaFault(f"{path}.$ref: more than {MAX_DEPTH} references behind one another")
+        inner = [self.resolve(node, path)] if "$ref" in node else []
+        inner += [one for name in BRANCHES if isinstance(node.get(name), list) for one in node[name]]
+        for one in inner:
+            self._leads_on(one, path, (*above, id(node)))
+        self.sound.add(id(node))
+
+    @property
+    def draft(self) -> str:
+        """The standard that the schema says it follows, such as draft-07; "" where it does not say."""
+        given = self.root.get("$schema") if isinstance(self.root, dict) else None
+        return given.rstrip("#").rstrip("/").split("/")[-2] if isinstance(given, str) and given.count("/") > 3 else ""
 
     def resolve(self, node: Mapping[str, object], path: str) -> object:
         """What a reference within this schema points to."""
         where = node["$ref"]
         if not isinstance(where, str) or not (where == "#" or where.startswith("#/")):
             raise SchemaFault(f"{path}.$ref: got {shown(where)}, must be # or begin with #/, within this schema")
+        if "%" in where:
+            raise SchemaFault(f"{path}.$ref: got {shown(where)}; percent signs are not supported")
         found = self.root
         for step in where.split("/")[1:]:
             name = step.replace("~1", "/").replace("~0", "~")
@@ -116,6 +158,8 @@ class Walk:
             raise SchemaFault(f"{path}.{name}: more than {MAX_VALUES} values in all")
         kinds = type_names(node, path)
         for value in values:
+            if not exact(value):
+                raise SchemaFault(f"{path}.{name}: {shown(value)} has a number beyond 64 bits, which is not supported")
             if kinds is not None and not value_fits(value, kinds):
                 raise SchemaFault(f"{path}.{name}: {shown(value)} is not of type {shown(node['type'])}")
 
@@ -164,7 +208,7 @@ class Walk:
             of = [kind for kind, names in BY_TYPE.items() if name in names]
             if not of:
                 raise SchemaFault(f"{path}.{name}: this keyword is not supported")
-            if kinds is None and of[0] not in ("object", "array"):
+            if kinds is None and not asserted & IMPLY.get(of[0], frozenset()):
                 raise SchemaFault(f"{path}.{name}: without a type, it is not supported; add type: {of[-1]}")
         implied = {kind for kind in ("object", "array") if asserted & BY_TYPE[kind]}
         if kinds is None and len(implied) > 1:
@@ -189,15 +233,23 @@ class Walk:
         for name in required:
             if name not in properties:
                 raise SchemaFault(f"{path}.required: {shown(name)} is none of the properties")
-        for name in ("additionalProperties", "unevaluatedProperties"):
+        for name in OTHER_NAMES:
             if not isinstance(node.get(name, True), bool):
                 self.node(node[name], f"{path}.{name}", depth + 1)
+            if properties and node.get(name, True) not in (True, False, {}):
+                # A name has other spellings with escapes, and the later of two values counts.
+                raise SchemaFault(f"{path}.{name}: a schema beside properties is not supported; use true or false")
         for name in ("patternProperties", "propertyNames"):
             if name in asserted and properties:
                 raise SchemaFault(f"{path}.{name}: beside properties, it is not supported")
+        if "propertyNames" in asserted and any(node.get(name) is False for name in OTHER_NAMES):
+            raise SchemaFault(f"{path}.propertyNames: where no property is allowed, it is not supported")
         if "patternProperties" in asserted and ("propertyNames" in asserted or node.get("additionalProperties")):
             raise SchemaFault(f"{path}.patternProperties: beside other rules for names, it is not supported")
-        for pattern, inner in _mapping(node, "patternProperties", path).items():
+        patterns = _mapping(node, "patternProperties", path)
+        if len(patterns) > 1:
+            raise SchemaFault(f"{path}.patternProperties: more than one pattern is not supported: a name could fit two")
+        for pattern, inner in patterns.items():
             _pattern(pattern, f"{path}.patternProperties")
             self.node(inner, f"{path}.patternProperties.{pattern}", depth + 1)
         names = node.get("propertyNames")
@@ -205,13 +257,17 @@ class Walk:
             if not isinstance(names, dict) or not names.keys() <= {"pattern", "type"}:
                 raise SchemaFault(f"{path}.propertyNames: only a pattern is supported")
             _pattern(names.get("pattern", ".*"), f"{path}.propertyNames.pattern")
-        _counts(node, "minProperties", "maxProperties", path)
+        least, _ = _counts(node, "minProperties", "maxProperties", path)
+        if least is not None and least > 1 and not properties:
+            raise SchemaFault(f"{path}.minProperties: above 1 without properties is not supported: names may repeat")
 
     def _array(self, node: Mapping[str, object], asserted: frozenset[str], path: str, depth: int) -> None:
         del asserted
         if node.get("uniqueItems", False) is not False:
             raise SchemaFault(f"{path}.uniqueItems: this keyword is not supported")
         prefix = node.get("prefixItems", [])
+        if prefix and self.draft in OLD_DRAFTS:
+            raise SchemaFault(f"{path}.prefixItems: {self.draft} of $schema does not know it; leave $schema out")
         if not isinstance(prefix, list):
             raise SchemaFault(f"{path}.prefixItems: got {shown(prefix)}, must be a list of schemas")
         for at, inner in enumerate(prefix):
@@ -233,7 +289,7 @@ def schema_fault(text: str) -> str:
     except ValueError as no:
         return f"is not JSON: {no}"
     try:
-        Walk(root).node(root, "$", 0)
+        Walk(root).whole()
     except SchemaFault as no:
         return str(no)
     return ""
@@ -283,15 +339,25 @@ def _string(node: Mapping[str, object], asserted: frozenset[str], path: str) -> 
 def _pattern(pattern: object, path: str) -> None:
     if not isinstance(pattern, str):
         raise SchemaFault(f"{path}: got {shown(pattern)}, must be a text")
-    if fault := regex_fault(pattern):
+    if fault := regex_fault(pattern, quoted=True):
         raise SchemaFault(f"{path}: {fault}")
 
 
 def _number(node: Mapping[str, object], asserted: frozenset[str], path: str) -> None:
+    found: dict[str, Fraction] = {}
     for name in _bounds(asserted):
         value = node[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > MAX_NUMBER:
             raise SchemaFault(f"{path}.{name}: got {shown(value)}, must be a number of at most 2**53")
+        if value != int(value) and "integer" in (type_names(node, path) or ()):
+            raise SchemaFault(f"{path}.{name}: got {shown(value)}, must be a whole number for an integer")
+        found[name] = Fraction(value) * 10**DIGITS
+    least = [ceil(found["minimum"])] if "minimum" in found else []
+    least += [floor(found["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in found else []
+    most = [floor(found["maximum"])] if "maximum" in found else []
+    most += [ceil(found["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in found else []
+    if least and most and max(least) > min(most):
+        raise SchemaFault(f"{path}: no number with at most {DIGITS} digits behind the point is within its bounds")
 
 
 def _bounds(asserted: frozenset[str]) -> Iterator[str]:

@@ -14,6 +14,12 @@ ANNOTATIONS: frozenset[str] = frozenset(
 )
 """Keywords that assert nothing of a value."""
 
+OTHER_NAMES = ("additionalProperties", "unevaluatedProperties")
+"""Keywords about properties that no other keyword names."""
+
+OLD_DRAFTS: frozenset[str] = frozenset({"draft-03", "draft-04", "draft-06", "draft-07", "2019-09"})
+"""Versions of the standard that do not know prefixItems."""
+
 DEFINITIONS: frozenset[str] = frozenset({"$defs", "definitions"})
 
 BY_TYPE: Mapping[str, frozenset[str]] = MappingProxyType(
@@ -30,6 +36,11 @@ BY_TYPE: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 """Keywords that a grammar obeys, by the type of value they are about."""
+
+IMPLY: Mapping[str, frozenset[str]] = MappingProxyType(
+    {"object": frozenset({"properties"}), "array": frozenset({"items", "prefixItems"})}
+)
+"""Keywords that stand for a type where a schema names none."""
 
 TYPES: frozenset[str] = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 
@@ -63,6 +74,19 @@ def type_names(node: Mapping[str, object], path: str) -> frozenset[str] | None:
 def value_fits(value: object, kinds: frozenset[str]) -> bool:
     """Whether `value` is of one of these types."""
     return bool(kinds_of(value) & kinds)
+
+
+def exact(value: object) -> bool:
+    """Whether the grammar writes each number in `value` as it is: integers of 64 bits, and floats."""
+    match value:
+        case list():
+            return all(exact(one) for one in value)
+        case dict():
+            return all(exact(one) for one in value.values())
+        case int():
+            return -(1 << 63) <= value < 1 << 63
+        case _:
+            return True
 
 
 def kinds_of(value: object) -> frozenset[str]:
@@ -117,7 +141,7 @@ def _kinds(node: Mapping[str, object]) -> frozenset[str] | None:
         return frozenset().union(*(kinds_of(value) for value in values))
     given = node.get("type")
     if given is None:
-        return frozenset({"object"}) if "properties" in node else None
+        return None  # properties alone say nothing of what is no object
     names = frozenset([given] if isinstance(given, str) else given if isinstance(given, list) else [])
     return names | {"number"} if "integer" in names else names
 
