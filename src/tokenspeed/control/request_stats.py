@@ -91,22 +91,38 @@ class RequestStats:
                 self.meter.finished(prefill_s=first - float(stats.first_scheduled_s[row]), decode_s=now_s - first)
         if not self.lines:
             return
-        table = self.table
         for row in rows:
-            prompt = int(table.identity.prompt_len[row])
-            submitted = float(table.stats.submitted_s[row])
-            first = float(table.stats.first_token_s[row])
-            log.info(
-                "%s: %s, %d prompt (%d cached), %d output tokens, first token %s, total %.3f s, preempted %d times",
-                table.identity.rid[row],
-                FINISH_WORDS[int(table.output.finish[row])] or "aborted",
-                prompt,
-                int(table.schedule.cached[row]),
-                int(table.tokens.known[row]) - prompt,
-                f"{first - submitted:.3f} s" if first else "none",
-                now_s - submitted,
-                int(table.stats.preemptions[row]),
-            )
+            self._line(row, now_s)
+
+    def _line(self, row: int, now_s: float) -> None:
+        """What an operator asks of one request; ids and numbers, never its text."""
+        table, stats = self.table, self.table.stats
+        prompt = int(table.identity.prompt_len[row])
+        submitted_s, scheduled_s = float(stats.submitted_s[row]), float(stats.first_scheduled_s[row])
+        first_s = float(stats.first_token_s[row])
+        fields = {
+            "rid": table.identity.rid[row],
+            "finish": FINISH_WORDS[int(table.output.finish[row])] or "aborted",
+            "prompt_tokens": prompt,
+            "cached_tokens": int(table.schedule.cached[row]),
+            "output_tokens": int(table.tokens.known[row]) - prompt,
+            "queue_s": round((scheduled_s or now_s) - submitted_s, 6),
+            "first_token_s": round(first_s - submitted_s, 6) if first_s else None,
+            "total_s": round(now_s - submitted_s, 6),
+            "preemptions": int(stats.preemptions[row]),
+        }
+        log.info(
+            "%s: %s, %d prompt (%d cached), %d output tokens, first token %s, total %.3f s, preempted %d times",
+            fields["rid"],
+            fields["finish"],
+            prompt,
+            fields["cached_tokens"],
+            fields["output_tokens"],
+            f"{fields['first_token_s']:.3f} s" if first_s else "none",
+            fields["total_s"],
+            fields["preemptions"],
+            extra={"fields": fields},
+        )
 
     def _note_chunks(self, batch: ForwardBatch, now_s: float) -> None:
         """Rows without a first token yet have computed a part of their prompt."""
