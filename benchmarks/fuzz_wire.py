@@ -4,7 +4,8 @@
     python benchmarks/fuzz_wire.py --minutes 10 --atheris      # coverage-guided, the codec alone
 
 Stops at the first message after which the engine does not serve, holds a block, or has logged a fault of
-ours, and prints the seeds of that round. ``--atheris`` needs that package, which is not among our extras.
+ours, and prints the seeds of that round. ``--atheris`` needs that package, which is not among our extras, and neither torch
+nor a model.
 """
 
 from __future__ import annotations
@@ -12,13 +13,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
 from random import Random
 
+import attrs
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "support")]
+
+
+KINDS = (b"\x00", b"\x01", b"\x02", b"\x03")
+"""Of messages to an engine."""
 
 
 def whole_engine(minutes: float, seed: int, per_round: int) -> int:
@@ -43,30 +51,72 @@ def whole_engine(minutes: float, seed: int, per_round: int) -> int:
 
 
 def codec_by_coverage(minutes: float) -> int:
+    """The first byte of an input says whose message the rest is; msgpack inputs are changed as values, too."""
     import atheris
 
     with atheris.instrument_imports(include=["tokenspeed.wire"]):
+        from tokenspeed.plane.messages import EngineInfo, OutputBatch
         from tokenspeed.wire.codec import EngineCodec, FrontendCodec
         from tokenspeed.wire.faults import WireError
-        from tokenspeed.wire.handshake import decode_greeting, decode_init, decode_registration
+        from tokenspeed.wire.handshake import (
+            DataAddresses,
+            decode_greeting,
+            decode_init,
+            decode_registration,
+            encode_greeting,
+            encode_init,
+            encode_registration,
+        )
         from tokenspeed.wire.layouts import LAYOUTS
 
+    from hostile_messages import hostile_output, mutated, valid
+    from raw_frontend import pack, unpack
+
     engine, frontend = EngineCodec(), FrontendCodec(layouts=LAYOUTS)
+    others = (frontend.decode, decode_greeting, decode_init, decode_registration)
 
     def one(data: bytes) -> None:
-        reads = (
-            lambda: engine.decode([data[:1], data[1:]]),
-            lambda: frontend.decode(data),
-            lambda: decode_greeting(data),
-            lambda: decode_init(data),
-            lambda: decode_registration(data),
-        )
-        for read in reads:
-            with contextlib.suppress(WireError):
-                read()
+        kind, payload = data[:1], data[1:]
+        with contextlib.suppress(WireError):
+            if kind in KINDS:
+                arrival = engine.decode([kind, payload])
+                assert arrival.message is not None or arrival.answer is not None
+                if arrival.answer is not None:
+                    engine.encode(arrival.answer)
+            elif kind:
+                event = others[kind[0] % len(others)](payload)
+                if isinstance(event, OutputBatch):
+                    columns = (getattr(event, field.name) for field in attrs.fields(OutputBatch))
+                    lengths = {len(column) for column in columns if isinstance(column, list)}
+                    assert lengths <= {len(event.rids)}, lengths
 
-    atheris.Setup([sys.argv[0], f"-max_total_time={int(minutes * 60)}", "-max_len=4096"], one)
-    atheris.Fuzz()
+    def changed(data: bytes, most: int, seed: int) -> bytes:
+        random = Random(seed)
+        if random.random() < 0.3:
+            return bytes(atheris.Mutate(data, most))
+        try:
+            value = unpack(data[1:])
+            fresh = data[:1] + pack(mutated(random, value))
+        except (ValueError, TypeError, RecursionError):
+            return bytes(atheris.Mutate(data, most))
+        return fresh if len(fresh) <= most else bytes(atheris.Mutate(data, most))
+
+    info = EngineInfo(
+        model="m", dtype="float32", vocab_size=9, max_model_len=9, num_blocks=9, block_size=1, max_num_seqs=1,
+        max_batched_tokens=9, max_waiting=1, max_logprobs=1, eos_token_ids=(1,), architectures=("A",), model_type="t",
+        instance_id="i", kv_capacity_tokens=9,
+    )  # fmt: skip
+    seeds = [b"\x05" + encode_greeting("HELLO", info), b"\x06" + encode_init(DataAddresses(input="i", output="o"))]
+    seeds += [b"\x07" + encode_registration(info, LAYOUTS), *(b"\x04" + hostile_output(at) for at in range(60))]
+    for at in range(200):
+        kind, value = valid(Random(at))
+        seeds.append(bytes([kind]) + pack(value))
+    with tempfile.TemporaryDirectory() as corpus:
+        for at, seed in enumerate(seeds):
+            (Path(corpus) / str(at)).write_bytes(seed)
+        limits = [f"-max_total_time={int(minutes * 60)}", "-max_len=8192", "-print_final_stats=1"]
+        atheris.Setup([sys.argv[0], *limits, corpus], one, custom_mutator=changed)
+        atheris.Fuzz()
     return 0
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 import zmq
-from fuzz_rig import FuzzedEngine, complaints, fuzzed_engine, hostile_frames, hostile_output
+from fuzz_rig import FuzzedEngine, complaints, fuzzed_engine
+from hostile_messages import hostile_frames, hostile_output
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from raw_frontend import REGISTRATION, RawEngine, pack
