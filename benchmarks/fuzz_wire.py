@@ -4,8 +4,8 @@
     python benchmarks/fuzz_wire.py --minutes 10 --atheris      # coverage-guided, the codec alone
 
 Stops at the first message after which the engine does not serve, holds a block, or has logged a fault of
-ours, and prints the seeds of that round. ``--atheris`` needs that package, which is not among our extras, and neither torch
-nor a model.
+ours, and prints the seeds of that round. ``--atheris`` needs that package, which is not among our extras,
+and neither torch nor a model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import attrs
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "support")]
-
 
 KINDS = (b"\x00", b"\x01", b"\x02", b"\x03")
 """Of messages to an engine."""
