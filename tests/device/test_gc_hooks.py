@@ -69,7 +69,7 @@ print(before, after, gc.get_freeze_count(), *(a - b for a, b in zip(now, young))
 
 @pytest.mark.contract("DP-85", "DP-86", "DP-90")
 def test_after_the_freeze_a_full_collection_walks_little_and_young_generations_stay_automatic() -> None:
-    answer = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True)
+    answer = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True, timeout=120)
     before, after, frozen, gen0, gen1, gen2, threshold0, threshold1, threshold2 = map(int, answer.stdout.split())
     assert before > 200_000
     assert after < 1_000  # what a collection of the oldest generation would walk

@@ -35,6 +35,7 @@ def resident_mib(program: str) -> float:
         capture_output=True,
         text=True,
         check=True,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": str(source)},
     )
     return int(done.stdout.split()[-1]) * 1024 / MIB
