@@ -240,7 +240,7 @@ def test_simulated_copies_take_their_bytes_over_the_link_and_the_forward_waits_f
                 pool=bound.pool,
                 sampler=SimulatedSampler(),
                 logprobs=SimulatedLogprobs(vocab_size=97),
-                max_num_seqs=4,
+                request_slots=4,
                 max_model_len=64,
                 num_pages=17,
                 groups=(spec,),
