@@ -17,7 +17,7 @@ import pstats
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import attrs
@@ -77,7 +77,8 @@ class InlineStream:
 class Buffer:
     tensor: torch.Tensor
 
-    def unwrap(self) -> torch.Tensor:
+    def unwrap(self, rows: Iterable[int] | None = None) -> torch.Tensor:
+        del rows
         return self.tensor
 
 
@@ -212,7 +213,7 @@ def measure(name: str, make: Callable[..., Executor], batch: int, context: int, 
         pool=NoPool(),
         sampler=NoSampler(torch.full((batch,), 3), torch.zeros(batch, dtype=torch.bool)),
         logprobs=log_softmax,
-        max_num_seqs=batch,
+        request_slots=batch,
         max_model_len=total,
         num_pages=2 + batch * -(-total // PAGE_TOKENS),
         groups=(CacheGroupSpec(block_tokens=PAGE_TOKENS),),
