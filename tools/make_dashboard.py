@@ -91,6 +91,21 @@ PANELS: Sequence[tuple[str, str, Sequence[Query]]] = (
     ),
     ("Compilations while serving", "ops", [rate("jit_serving_compiles_total", "engine {{engine}}", " by (engine) ")]),
     (
+        "Grammars",
+        "req/s",
+        [
+            rate("num_grammar_total", "decided"),
+            rate("num_grammar_cache_hit_total", "compiled before"),
+            rate("num_grammar_aborted_total", "refused, {{status}}", " by (status) "),
+        ],
+    ),
+    ("Waiting for grammars", "s", quantiles("grammar_queue_time_seconds")),
+    (
+        "Requests that wait for grammars",
+        "short",
+        [("sum by (engine) (tokenspeed:num_grammar_queue_reqs$s)", "engine {{engine}}")],
+    ),
+    (
         "Prompt and output lengths",
         "short",
         [

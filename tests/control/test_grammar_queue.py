@@ -16,7 +16,8 @@ from tokenspeed.plane.ports import Mesh
 from tokenspeed.settings.choices import GrammarFill
 from tokenspeed.settings.grammar import GrammarSettings
 from tokenspeed.settings.model import SchedulerSettings, Settings
-from tokenspeed.testing import memory_mesh
+from tokenspeed.telemetry.meters import NullMeter
+from tokenspeed.testing import HandClock, memory_mesh
 
 AB = SamplingParams(regex="ab", temperature=0.0, ignore_eos=True)
 
@@ -38,8 +39,8 @@ class HandCompiler:
             self.give(self.handles)
         return self.handles
 
-    def give(self, handle: int, error: str = "", status: int = 400) -> None:
-        self.verdicts.append(GrammarVerdict(handle=handle, error=error, status=status))
+    def give(self, handle: int, error: str = "", status: int = 400, compile_s: float | None = None) -> None:
+        self.verdicts.append(GrammarVerdict(handle=handle, error=error, status=status, compile_s=compile_s))
 
     def ready(self) -> tuple[GrammarVerdict, ...]:
         found, self.verdicts = tuple(self.verdicts), []
@@ -220,7 +221,47 @@ def test_two_ranks_admit_or_refuse_a_request_in_the_same_round_and_not_before_bo
 
 
 def over_mesh(rig: Rig, compiler: HandCompiler, mesh: Mesh) -> GrammarQueue:
-    return CompiledGrammars(table=rig.loop.table, compiler=compiler, matchers=HandMatchers(), mesh=mesh, eager=True)
+    return CompiledGrammars(
+        table=rig.loop.table,
+        compiler=compiler,
+        matchers=HandMatchers(),
+        mesh=mesh,
+        meter=NullMeter(),
+        clock=HandClock(),
+        eager=True,
+    )
+
+
+@attrs.define(eq=False)
+class GrammarTimes(NullMeter):
+    """What the queue tells of itself."""
+
+    waiting: list[int] = attrs.field(factory=list)
+    decided: list[tuple[float, float | None, int]] = attrs.field(factory=list)
+
+    def grammars_waiting(self, count: int) -> None:
+        self.waiting.append(count)
+
+    def grammar_decided(self, *, waited_s: float, compile_s: float | None, status: int) -> None:
+        self.decided.append((waited_s, compile_s, status))
+
+
+def test_the_queue_tells_how_many_wait_and_of_each_how_long_it_waited_and_what_came_of_it() -> None:
+    compiler, meter = HandCompiler(), GrammarTimes()
+    rig = constrained_rig(compiler, meter=meter)
+    rig.put(*(request(name, 3, sampling=AB) for name in ("made", "bad", "found", "gone")))
+    rig.rounds(1)
+    rig.clock.advance(2.0)
+    compiler.give(1, compile_s=1.5)
+    compiler.give(3)
+    rig.rounds(1)
+    rig.abort("gone")
+    rig.rounds(1)
+    rig.clock.advance(1.0)
+    compiler.give(2, "regex: no", compile_s=0.25)
+    rig.settle()
+    assert meter.waiting == [1, 2, 3, 4, 3, 2, 1, 0]
+    assert meter.decided == [(2.0, 1.5, 0), (2.0, None, 0), (3.0, 0.25, 400)]
 
 
 @pytest.mark.contract("GR-8", "GR-9", "DO-10")

@@ -181,6 +181,21 @@ def test_requests_of_one_grammar_that_come_while_it_compiles_wait_for_the_same_c
     rig.pool.close()
 
 
+def test_what_a_compilation_took_is_told_once_with_the_first_of_those_who_waited_for_it() -> None:
+    rig = Rig(refuses=("7",))
+    first, second, bad = rig.pool.submit(text(5)), rig.pool.submit(text(5)), rig.pool.submit(text(7))
+    while not rig.trials:
+        pass
+    assert rig.trials[0].at_work.wait(WAIT_S)
+    rig.now[0] = 2.5
+    rig.gate.set()
+    found = rig.verdicts(3)
+    later = rig.pool.submit(text(5))
+    found |= rig.verdicts(1)
+    assert [found[one].compile_s for one in (first, second, bad, later)] == [2.5, None, 0.0, None]
+    rig.pool.close()
+
+
 @pytest.mark.contract("PT-11", "PT-13")
 def test_compiling_happens_on_named_threads_that_start_with_the_first_grammar_and_end_with_the_pool() -> None:
     rig = Rig(workers=2)

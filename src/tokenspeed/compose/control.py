@@ -120,10 +120,20 @@ def grammar_of(
     compiler: GrammarCompiler,
     matchers: GrammarMatchers,
     mesh: Mesh,
+    meter: Meter,
+    clock: Clock,
 ) -> GrammarQueue:
     if isinstance(compiler, NoCompiler):
         return NoGrammar()
-    return CompiledGrammars(table=table, compiler=compiler, matchers=matchers, mesh=mesh, eager=fills_eagerly(settings))
+    return CompiledGrammars(
+        table=table,
+        compiler=compiler,
+        matchers=matchers,
+        mesh=mesh,
+        meter=meter,
+        clock=clock,
+        eager=fills_eagerly(settings),
+    )
 
 
 def control_ops_of(settings: Settings, dump: StateDump, clock: Clock) -> ControlOps:
@@ -185,7 +195,7 @@ class ControlContainer(containers.DeclarativeContainer):
     compiler: providers.Provider[GrammarCompiler] = one(NoCompiler)
     matchers: providers.Provider[GrammarMatchers] = one(NoMatchers)
     grammar: providers.Provider[GrammarQueue] = one(
-        grammar_of, ref(settings), ref(table), ref(compiler), ref(matchers), ref(mesh)
+        grammar_of, ref(settings), ref(table), ref(compiler), ref(matchers), ref(mesh), ref(meter), ref(clock)
     )
     epd: providers.Provider[Epd] = one(NoEncoder)
     eplb: providers.Provider[Eplb] = one(NoExperts)

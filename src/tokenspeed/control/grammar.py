@@ -17,12 +17,13 @@ from tokenspeed.plane.grammar import (
     GrammarMatchers,
     GrammarPlan,
     GrammarRow,
+    GrammarSource,
     GrammarVerdict,
     MatcherState,
 )
 from tokenspeed.plane.messages import SamplingParams
 from tokenspeed.plane.plan import ExecutionPlan, ForwardBatch
-from tokenspeed.plane.ports import Mesh
+from tokenspeed.plane.ports import Clock, Mesh, Meter
 from tokenspeed.plane.results import ForwardResult
 from tokenspeed.plane.table import RequestTable
 
@@ -124,12 +125,14 @@ class QueueState:
         handles: of live constrained requests, by row.
         waiting: handles whose compilation is not settled, by row, in order of arrival.
         landed: verdicts of this rank that not every rank has yet, by handle.
+        since_s: when each of those was queued, by handle.
         reseated: rows that have been seated since they were last sampled.
     """
 
     handles: dict[int, int] = attrs.field(factory=dict[int, int])
     waiting: dict[int, int] = attrs.field(factory=dict[int, int])
     landed: dict[int, GrammarVerdict] = attrs.field(factory=dict[int, GrammarVerdict])
+    since_s: dict[int, float] = attrs.field(factory=dict[int, float])
     reseated: set[int] = attrs.field(factory=set[int])
 
 
@@ -145,6 +148,8 @@ class CompiledGrammars:
     compiler: GrammarCompiler
     matchers: GrammarMatchers
     mesh: Mesh
+    meter: Meter
+    clock: Clock
     eager: bool
     state: QueueState = attrs.field(factory=QueueState)
 
@@ -158,8 +163,14 @@ class CompiledGrammars:
             if source is None:
                 plain.append(row)
             else:
-                self.state.handles[row] = self.state.waiting[row] = self.compiler.submit(source)
+                self._queue(row, source)
         return tuple(plain)
+
+    def _queue(self, row: int, source: GrammarSource) -> None:
+        state = self.state
+        handle = state.handles[row] = state.waiting[row] = self.compiler.submit(source)
+        state.since_s[handle] = self.clock.now_s()
+        self.meter.grammars_waiting(len(state.waiting))
 
     def ready(self) -> Settled:
         state = self.state
@@ -171,8 +182,7 @@ class CompiledGrammars:
                 state.landed[verdict.handle] = verdict
         rows, failed = [], []
         for row, (status, error) in self._agreed().items():
-            handle = state.waiting.pop(row)
-            state.landed.pop(handle, None)
+            self._decided(state.waiting.pop(row), status if error else 0)
             if error:
                 self.release((row,))
                 failed.append((row, status, error))
@@ -244,10 +254,18 @@ class CompiledGrammars:
         for row in rows:
             handle = state.handles.pop(row, None)
             if handle is not None:
-                state.waiting.pop(row, None)
+                if state.waiting.pop(row, None) is not None:
+                    self.meter.grammars_waiting(len(state.waiting))
                 state.landed.pop(handle, None)
+                state.since_s.pop(handle, None)
                 state.reseated.discard(row)
                 self.compiler.drop(handle)
+
+    def _decided(self, handle: int, status: int) -> None:
+        state = self.state
+        verdict, since_s = state.landed.pop(handle), state.since_s.pop(handle)
+        self.meter.grammars_waiting(len(state.waiting))
+        self.meter.grammar_decided(waited_s=self.clock.now_s() - since_s, compile_s=verdict.compile_s, status=status)
 
     def _agreed(self) -> dict[int, tuple[int, str]]:
         """Status and error of each waiting row that every rank has a verdict for (GR-2, GR-3): the first error."""

@@ -27,12 +27,14 @@ class Compilation:
     Attributes:
         handles: who waits for it; several requests of one grammar compile it once.
         trial: where it runs; None: it waits.
+        took_s: None: it has not ended.
     """
 
     source: GrammarSource
     until_s: float
     handles: set[int] = attrs.field(factory=set[int])
     trial: Trial | None = None
+    took_s: float | None = None
 
 
 @attrs.define(eq=False)
@@ -157,8 +159,9 @@ class CompilePool:
             thread.start()
         state.changed.notify()
 
-    def _say(self, handle: int, error: str = "", *, status: int = 400) -> None:
-        self.state.verdicts.append(GrammarVerdict(handle=handle, error=error, status=status))
+    def _say(self, handle: int, error: str = "", *, status: int = 400, compile_s: float | None = None) -> None:
+        verdict = GrammarVerdict(handle=handle, error=error, status=status, compile_s=compile_s)
+        self.state.verdicts.append(verdict)
         self.wakeup.set()
 
     # ---- a worker -----------------------------------------------------------------------------
@@ -201,6 +204,13 @@ class CompilePool:
             raise GrammarRefused(fault)
         if self.now_s() > one.until_s:
             raise GrammarRefused(f"was not compiled within {self.limits.timeout_s:g} s (grammar.timeout_s)")
+        begun_s = self.now_s()
+        try:
+            return self._tried(one, trial)
+        finally:
+            one.took_s = self.now_s() - begun_s
+
+    def _tried(self, one: Compilation, trial: Trial) -> CompiledGrammar:
         trial.start()  # it loads the library while we do
         loaded = self.state.loaded
         with loaded.lock:
@@ -219,10 +229,12 @@ class CompilePool:
             if made is not None:
                 state.compiled += 1
                 self._keep(one.source, made)
+            took_s = one.took_s
             for handle in sorted(one.handles):
                 if made is not None:
                     self.matchers.add(handle, made.matcher())
-                self._say(handle, error, status=status)
+                self._say(handle, error, status=status, compile_s=took_s)
+                took_s = None  # it was made for the first, and counts once
 
     def _keep(self, source: GrammarSource, made: CompiledGrammar) -> None:
         """Into the cache, and out with the least recently used until it fits."""

@@ -66,11 +66,16 @@ NO_GRAMMARS = GrammarPlan()
 
 @attrs.frozen(kw_only=True)
 class GrammarVerdict:
-    """A compilation that ended. `error` is "" if its handle has a matcher now; else `status` goes with it."""
+    """A compilation that ended. `error` is "" if its handle has a matcher now; else `status` goes with it.
+
+    Attributes:
+        compile_s: what the compilation took that was made for this handle; None: another's was used, or none.
+    """
 
     handle: int
     error: str = ""
     status: int = 400
+    compile_s: float | None = None
 
 
 class MatcherState(enum.Enum):

@@ -333,6 +333,20 @@ class Meter(Protocol):
         """A request ended with at least one token: first forward to first token, and from there to the end."""
         ...
 
+    def grammars_waiting(self, count: int) -> None:
+        """Requests whose grammar is not decided yet, whenever that number changes."""
+        ...
+
+    def grammar_decided(self, *, waited_s: float, compile_s: float | None, status: int) -> None:
+        """A request's grammar has compiled, or cannot be had.
+
+        Args:
+            waited_s: since the request was admitted.
+            compile_s: of the compilation made for it; None: another's was used, or none.
+            status: of the refusal; 0: there is none.
+        """
+        ...
+
     def reported(self, load: LoadReport) -> None:
         """The load as the frontend is told: with outputs, when it changed, and once a second when quiet."""
         ...

@@ -17,6 +17,7 @@ from tokenspeed.telemetry.events import Adds, Instruments, Observes, Sets
 from tokenspeed.telemetry.registry import MetricRegistry
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
+GRAMMAR_STATUSES = (400, 429, 500)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -46,8 +47,26 @@ class NullMeter:
     def finished(self, *, prefill_s: float, decode_s: float) -> None:
         pass
 
+    def grammars_waiting(self, count: int) -> None:
+        pass
+
+    def grammar_decided(self, *, waited_s: float, compile_s: float | None, status: int) -> None:
+        pass
+
     def reported(self, load: LoadReport) -> None:
         pass
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class GrammarInstruments:
+    """Of the queue ahead of the scheduler. `refused` is by HTTP status."""
+
+    waiting: Sets
+    decided: Adds
+    hits: Adds
+    refused: Mapping[int, Adds]
+    queue_time: Observes
+    compile_time: Observes
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -72,6 +91,7 @@ class PrometheusMeter:
     jit_seconds: Adds
     async_steps: Adds
     sync_fallback_steps: Adds
+    grammars: GrammarInstruments
 
     def round(self, *, sizes: Sizes, load: LoadReport, tokens: int, prompt_tokens: int) -> None:
         """Record one round; a round without a forward has no tokens and is no iteration."""
@@ -112,6 +132,20 @@ class PrometheusMeter:
         self.decode_time.observe(decode_s)
         self.inference_time.observe(prefill_s + decode_s)
 
+    def grammars_waiting(self, count: int) -> None:
+        self.grammars.waiting.set(count)
+
+    def grammar_decided(self, *, waited_s: float, compile_s: float | None, status: int) -> None:
+        ours = self.grammars
+        ours.decided.inc()
+        ours.queue_time.observe(waited_s)
+        if compile_s is not None:
+            ours.compile_time.observe(compile_s)
+        if status:
+            ours.refused[status if status in ours.refused else 500].inc()
+        elif compile_s is None:
+            ours.hits.inc()
+
     def reported(self, load: LoadReport) -> None:
         if self.gauges is not None:
             self.gauges.show(load)
@@ -136,6 +170,22 @@ def prometheus_meter(
         jit_seconds=instruments.counter("jit_serving_compile_seconds_total", engine=engine),
         async_steps=instruments.counter("async_steps_total", engine=engine),
         sync_fallback_steps=instruments.counter("sync_fallback_steps_total", engine=engine),
+        grammars=_grammar_instruments(instruments, engine),
+    )
+
+
+def _grammar_instruments(instruments: Instruments, engine: str) -> GrammarInstruments:
+    refused = {
+        status: instruments.counter("num_grammar_aborted_total", engine=engine, status=str(status))
+        for status in GRAMMAR_STATUSES
+    }
+    return GrammarInstruments(
+        waiting=instruments.gauge("num_grammar_queue_reqs", engine=engine),
+        decided=instruments.counter("num_grammar_total", engine=engine),
+        hits=instruments.counter("num_grammar_cache_hit_total", engine=engine),
+        refused=MappingProxyType(refused),
+        queue_time=instruments.histogram("grammar_queue_time_seconds", engine=engine),
+        compile_time=instruments.histogram("grammar_compilation_time_seconds", engine=engine),
     )
 
 
@@ -209,6 +259,7 @@ class PrometheusRequestMeter:
     e2e: Histogram
     request_prompt_tokens: Histogram
     request_generation_tokens: Histogram
+    most_tokens: Histogram
     params_n: Histogram
     params_max_tokens: Histogram
     live: Gauge
@@ -242,8 +293,10 @@ class PrometheusRequestMeter:
         if tokens:
             self.request_generation_tokens.observe(tokens)
 
-    def request_ended(self, *, seconds: float) -> None:
+    def request_ended(self, *, seconds: float, most_tokens: int) -> None:
         self.e2e.observe(seconds)
+        if most_tokens:
+            self.most_tokens.observe(most_tokens)
 
 
 def prometheus_request_meter(registry: MetricRegistry) -> PrometheusRequestMeter:
@@ -260,6 +313,7 @@ def prometheus_request_meter(registry: MetricRegistry) -> PrometheusRequestMeter
         e2e=registry.histogram("e2e_request_latency_seconds"),
         request_prompt_tokens=registry.histogram("request_prompt_tokens"),
         request_generation_tokens=registry.histogram("request_generation_tokens"),
+        most_tokens=registry.histogram("request_max_num_generation_tokens"),
         params_n=registry.histogram("request_params_n"),
         params_max_tokens=registry.histogram("request_params_max_tokens"),
         live=registry.gauge("frontend_live_sequences"),

@@ -39,6 +39,7 @@ REQUEST_S = (
     *(240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 HTTP_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0)
+COMPILE_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 240.0)
 TOKENS = tuple(float(lead * 10**power) for power in range(6) for lead in (1, 2, 5))
 ROUND_TOKENS = tuple(float(2**power) for power in (0, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14))
 CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
@@ -110,6 +111,7 @@ METRICS: tuple[MetricSpec, ...] = (
     _histogram("e2e_request_latency_seconds", _F, "From arrival to the end of a request.", REQUEST_S),
     _histogram("request_prompt_tokens", _F, "Prompt tokens of a request.", TOKENS),
     _histogram("request_generation_tokens", _F, "Tokens generated for a choice.", TOKENS),
+    _histogram("request_max_num_generation_tokens", _F, "Tokens of a request's longest choice.", TOKENS),
     _histogram("request_params_n", _F, "Choices a request asked for.", CHOICES),
     _histogram("request_params_max_tokens", _F, "max_tokens of requests that gave one.", TOKENS),
     _gauge("frontend_live_sequences", _F, "Sequences the frontend keeps state for."),
@@ -132,4 +134,11 @@ METRICS: tuple[MetricSpec, ...] = (
     _counter("jit_serving_compile_seconds_total", _E, "Seconds spent in them.", "engine"),
     _counter("async_steps_total", _E, "Forwards fed with the future of the forward before.", "engine"),
     _counter("sync_fallback_steps_total", _E, "Forwards of the futures executor fed by the host.", "engine"),
+    # grammars
+    _gauge("num_grammar_queue_reqs", _E, "Requests that wait for their grammar to be compiled.", "engine"),
+    _counter("num_grammar_total", _E, "Requests whose grammar was decided, compiled or not.", "engine"),
+    _counter("num_grammar_cache_hit_total", _E, "Those of them that another's compilation served.", "engine"),
+    _counter("num_grammar_aborted_total", _E, "Those refused for their grammar, by HTTP status.", "engine", "status"),
+    _histogram("grammar_queue_time_seconds", _E, "From admission to the grammar's verdict.", COMPILE_S, "engine"),
+    _histogram("grammar_compilation_time_seconds", _E, "Of one compilation, with its trial.", COMPILE_S, "engine"),
 )
