@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import attrs
 import pytest
 from scripted_engine import ScriptedEngine, engine_info, says
 
@@ -63,6 +64,26 @@ async def test_a_consumer_that_does_not_look_gets_everything_in_one_piece_later(
     taken = await inbox.take()
     assert taken[0].ids == list(range(10, 60))
     assert len(taken) == 1
+
+
+async def test_what_collects_for_a_slow_consumer_leaves_the_engines_own_lists_alone() -> None:
+    engine = ScriptedEngine()
+    client = client_of(engine)
+    inbox = submit(client)
+    shared: list[list[int]] = [[7]]  # an engine in this process hands over rows that it keeps
+    for _ in range(2):
+        batch = attrs.evolve(
+            engine._blank(),
+            rids=list(inbox.rids),
+            **dict.fromkeys(("output_ids", "logprobs", "top_logprobs"), shared),
+            **{key: [[]] for key in ("prompt_logprobs", "prompt_top_logprobs")},
+            **{key: [0] for key in ("finished", "prompt_tokens", "completion_tokens", "cached_tokens", "status")},
+            messages=[""],
+        )
+        engine.emit(batch)
+    entry = (await inbox.take())[0]
+    assert (entry.ids, entry.logprobs, entry.top_logprobs) == ([7, 7], [7, 7], [7, 7])
+    assert shared == [[7]]
 
 
 async def test_request_ids_are_never_used_twice_and_carry_the_clients_prefix() -> None:

@@ -119,7 +119,7 @@ class Choice:
             weight_version=arrived.weight_version,
         )
 
-    def _decode(self, ids: list[int], *, over: bool) -> tuple[str, list[int], Emitted]:
+    def _decode(self, ids: Sequence[int], *, over: bool) -> tuple[str, list[int], Emitted]:
         """The text of `ids` that may be sent; where in the sequence's text each token's text ends (if
         tokens are decoded singly); the emission that ended it, if a stop string did.
 

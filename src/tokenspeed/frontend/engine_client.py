@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import attrs
 
@@ -31,6 +32,8 @@ from tokenspeed.plane.messages import (
 from tokenspeed.plane.operations import FIRST_WEIGHT_VERSION
 from tokenspeed.plane.ports import Clock, EngineLink
 
+T = TypeVar("T")
+
 FRESH_S = 3.0
 """How old a load report may be; an engine sends one a second if it has nothing else to say."""
 
@@ -42,23 +45,33 @@ class Arrived:
     A consumer that does not look makes this grow, never anything else; it is bounded by the
     sequence's max_tokens, which the context length bounds.
 
+    Sequences are empty, or lists that `more` made: most tokens come without log-probabilities.
+
     Attributes:
         finish: RUNNING until the engine's last word on this sequence.
         status, message: why the engine ended or refused it; 0 and "" for an ordinary end.
         weight_version: of the weights that computed this; an engine changes them between requests only.
     """
 
-    ids: list[int] = attrs.field(factory=list[int])
-    logprobs: list[float] = attrs.field(factory=list[float])
-    top_logprobs: list[TopLogprobs] = attrs.field(factory=list[TopLogprobs])
-    prompt_logprobs: list[float | None] = attrs.field(factory=list[float | None])
-    prompt_top_logprobs: list[TopLogprobs | None] = attrs.field(factory=list[TopLogprobs | None])
+    ids: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    top_logprobs: Sequence[TopLogprobs] = ()
+    prompt_logprobs: Sequence[float | None] = ()
+    prompt_top_logprobs: Sequence[TopLogprobs | None] = ()
     prompt_tokens: int = 0
     cached_tokens: int = 0
     finish: Finish = Finish.RUNNING
     status: int = 0
     message: str = ""
     weight_version: str = ""
+
+
+def more(known: Sequence[T], new: Sequence[T]) -> Sequence[T]:
+    """`known`, which is empty or came from here, with `new` behind it; never the caller's own sequence."""
+    if isinstance(known, list):
+        known.extend(new)
+        return known
+    return [*new]
 
 
 @attrs.define(eq=False)
@@ -271,9 +284,10 @@ class EngineClient:
             moved = True
             inbox, place = route
             entry = inbox.at(place)
-            entry.ids += batch.output_ids[i]
-            entry.logprobs += batch.logprobs[i]
-            entry.top_logprobs += batch.top_logprobs[i]
+            entry.ids = more(entry.ids, batch.output_ids[i])
+            if batch.logprobs[i]:
+                entry.logprobs = more(entry.logprobs, batch.logprobs[i])
+                entry.top_logprobs = more(entry.top_logprobs, batch.top_logprobs[i])
             if batch.prompt_logprobs[i]:
                 entry.prompt_logprobs = batch.prompt_logprobs[i]
                 entry.prompt_top_logprobs = batch.prompt_top_logprobs[i]

@@ -29,8 +29,9 @@ GRACE_S = 5.0
 def event(body: object) -> bytes:
     """One event on one line: also for clients that take every Unicode line break for one, which JSON does not."""
     data = msgspec.json.encode(body)
-    for raw, escaped in LINE_BREAKS:
-        data = data.replace(raw, escaped)
+    if not data.isascii():
+        for raw, escaped in LINE_BREAKS:
+            data = data.replace(raw, escaped)
     return b"data: " + data + b"\n\n"
 
 

@@ -65,6 +65,13 @@ class TextTokenizer(Protocol):
         ...
 
 
+@attrs.define(eq=False)
+class Spelled:
+    """Bytes of the tokens that were seen; no more than the vocabulary has. Writer: LibraryTokenizer, on any thread."""
+
+    bytes_of: dict[int, bytes] = attrs.field(factory=dict[int, bytes])
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class LibraryTokenizer:
     """A tokenizer of the `tokenizers` library that decodes by bytes.
@@ -80,6 +87,7 @@ class LibraryTokenizer:
     bos_token_id: int | None
     added: Mapping[int, bool]
     prefix_ids: tuple[int, ...]
+    spelled: Spelled = attrs.field(factory=Spelled)
 
     @property
     def strips_leading_space(self) -> bool:
@@ -102,8 +110,14 @@ class LibraryTokenizer:
         return text[1:] if self.strips_leading_space and text.startswith(" ") else text
 
     def token_bytes(self, token_id: int) -> bytes:
-        piece = self.built.library.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
-        return b"" if piece is None else self.built.pieces.to_bytes(piece, added=token_id in self.added)
+        found = self.spelled.bytes_of.get(token_id)
+        if found is None:
+            if not 0 <= token_id < self.vocab_size:
+                return b""
+            piece = self.built.library.id_to_token(token_id)
+            found = b"" if piece is None else self.built.pieces.to_bytes(piece, added=token_id in self.added)
+            self.spelled.bytes_of[token_id] = found
+        return found
 
     def is_special(self, token_id: int) -> bool:
         return self.added.get(token_id, False)
