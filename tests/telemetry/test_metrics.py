@@ -159,7 +159,7 @@ def test_several_choices_of_one_request_count_the_prompt_once_and_their_tokens_e
     meter.tokens(count=2, gap_s=0.4)
     meter.choice_ended(reason="stop", tokens=3, decode_s=0.4)
     meter.choice_ended(reason="abort", tokens=1, decode_s=0.0)
-    meter.request_ended(seconds=2.0)
+    meter.request_ended(seconds=2.0, most_tokens=3)
     now = scraped(registry)
     assert now["tokenspeed:prompt_tokens_total"] == 11
     assert now["tokenspeed:prefix_cache_queries_total"] == 11
@@ -171,6 +171,7 @@ def test_several_choices_of_one_request_count_the_prompt_once_and_their_tokens_e
     assert now["tokenspeed:request_time_per_output_token_seconds_sum"] == pytest.approx(0.2)
     assert now["tokenspeed:request_time_per_output_token_seconds_count"] == 1
     assert now["tokenspeed:e2e_request_latency_seconds_sum"] == 2.0
+    assert now["tokenspeed:request_max_num_generation_tokens_sum"] == 3
     assert now["tokenspeed:request_success_total{finished_reason=stop}"] == 1
     assert now["tokenspeed:request_success_total{finished_reason=abort}"] == 1
     assert now["tokenspeed:request_success_total{finished_reason=error}"] == 0

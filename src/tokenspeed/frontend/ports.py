@@ -35,7 +35,9 @@ class RequestMeter(Protocol):
         """`reason` is stop, length, abort or error."""
         ...
 
-    def request_ended(self, *, seconds: float) -> None: ...
+    def request_ended(self, *, seconds: float, most_tokens: int) -> None:
+        """`most_tokens`: of the longest of its choices."""
+        ...
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -57,7 +59,7 @@ class QuietMeter:
     def choice_ended(self, *, reason: str, tokens: int, decode_s: float) -> None:
         pass
 
-    def request_ended(self, *, seconds: float) -> None:
+    def request_ended(self, *, seconds: float, most_tokens: int) -> None:
         pass
 
 

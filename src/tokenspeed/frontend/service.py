@@ -248,7 +248,8 @@ class GenerationService:
         decode_s = 0.0 if state.first_s is None or state.last_s is None else state.last_s - state.first_s
         self.meter.choice_ended(reason=reason, tokens=state.tokens, decode_s=decode_s)
         if not group.left[choice.prompt_index]:
-            self.meter.request_ended(seconds=now_s - group.began_s)
+            tokens = (other.state.tokens for other in group.choices if other.prompt_index == choice.prompt_index)
+            self.meter.request_ended(seconds=now_s - group.began_s, most_tokens=max(tokens))
 
     def _close(self, group: Group, reason: str) -> None:
         """Stop what still runs: the consumer left, or something failed."""

@@ -56,7 +56,19 @@ class MetricRegistry:
 
     def scrape(self) -> bytes:
         """The exposition text; :data:`CONTENT_TYPE` names its format."""
-        return generate_latest(self.collector)
+        return generate_latest(WithoutCreated(inner=self.collector))
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class WithoutCreated(Collector):
+    """What `inner` collects, but for the library's moments of creation: a gauge beside each counter and histogram."""
+
+    inner: Collector
+
+    def collect(self) -> Iterable[Family]:
+        for family in self.inner.collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family
 
 
 @attrs.frozen(kw_only=True, eq=False)
