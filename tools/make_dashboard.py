@@ -89,6 +89,7 @@ PANELS: Sequence[tuple[str, str, Sequence[Query]]] = (
         "ops",
         [rate("async_steps_total", "fed by futures"), rate("sync_fallback_steps_total", "fed by the host")],
     ),
+    ("HTTP answer time", "s", quantiles("http_request_duration_seconds")),
     ("Compilations while serving", "ops", [rate("jit_serving_compiles_total", "engine {{engine}}", " by (engine) ")]),
     (
         "Grammars",
