@@ -95,6 +95,14 @@ def test_requests_in_the_documents_are_answered(server: OpsServer) -> None:
         assert "error" not in answer.text.split("\n")[0], snippet.place
 
 
+def test_bodies_in_the_documents_are_answered(server: OpsServer) -> None:
+    for snippet in (s for path in DOCS for s in snippets(path) if s.language == "json"):
+        body = check_data(snippet)
+        if isinstance(body, dict) and "messages" in body:
+            answer = server.user.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200, f"{snippet.place}: {answer.text}"
+
+
 def test_a_language_that_nothing_runs_is_not_in_the_documents() -> None:
     known = {"", "sh", "python", "yaml", "json", "toml", "text"}
     assert [s.place for path in DOCS for s in snippets(path) if s.language not in known] == []
