@@ -237,7 +237,10 @@ class ServerSettings:
     api_key: str | None = attrs.field(
         default=None,
         validator=v.optional(v.min_len(1)),
-        metadata={"help": "required as Bearer token on all routes but /health and /metrics", "secret": True},
+        metadata={
+            "help": "required as Bearer token on all routes but /, /health, /readiness, /liveness and /metrics",
+            "secret": True,
+        },
     )
     admin_key: str | None = attrs.field(
         default=None,

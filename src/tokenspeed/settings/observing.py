@@ -106,7 +106,7 @@ class LogSettings:
         default=LogFormat.TEXT, metadata={"help": "lines for people, or one JSON object a line"}
     )
     interval_s: float = attrs.field(
-        default=10.0, validator=v.gt(0.0), metadata={"help": "seconds between batch lines; silent when idle"}
+        default=10.0, validator=v.gt(0.0), metadata={"help": "seconds of work between batch lines; silent when idle"}
     )
     requests: bool = attrs.field(default=False, metadata={"help": "one line for each ended request"})
     async_logging: bool = attrs.field(
