@@ -59,6 +59,7 @@ class HandMatchers:
 
     length: int = 1000
     refuses: bool = False
+    costs: bool = False
     words: int = 32
     log: list[str] = attrs.field(factory=list)
     threads: list[str] = attrs.field(factory=list)
@@ -80,6 +81,7 @@ class HandMatchers:
             mine = self.accepted.setdefault(handle, [])
             mine.append(token)
             over = MatcherState.ENDED if len(mine) == self.length else MatcherState.OPEN
+            over = MatcherState.COSTLY if self.costs else over
             found.append(MatcherState.REFUSED if self.refuses else over)
         return tuple(found)
 
@@ -319,5 +321,17 @@ def test_a_token_outside_the_grammar_ends_its_request_alone() -> None:
     assert finish is not None
     assert finish[:2] == (Finish.ABORT, 500)
     assert "outside" in finish[2]
+    assert len(rig.link.tokens("plain")) == 8
+    assert rig.loop.table.live == 0
+
+
+def test_a_grammar_that_costs_too_much_ends_its_request_alone_as_the_client_s_error() -> None:
+    rig = constrained_rig(HandCompiler(at_once=True), HandMatchers(costs=True), fill=GrammarFill.EAGER)
+    rig.put(request("g", 3, sampling=AB, max_new=8), request("plain", 3, max_new=8))
+    rig.settle()
+    finish = rig.link.finish("g")
+    assert finish is not None
+    assert finish[:2] == (Finish.ABORT, 400)
+    assert "grammar.token_ms" in finish[2]
     assert len(rig.link.tokens("plain")) == 8
     assert rig.loop.table.live == 0

@@ -139,7 +139,7 @@ def rank_engine(
         device_parts = _device_parts(chosen.device, sync=sync, own_process=own_process)
         checkpoint = open_checkpoint(files)
         vocab_size = vocabulary_size(checkpoint)
-        matchers = Matchers(vocab_size=vocab_size)
+        matchers = Matchers(vocab_size=vocab_size, token_s=settings.grammar.token_ms / 1e3)
         device_parts = attrs.evolve(device_parts, matchers=matchers)
         root = EngineContainer(settings=settings, checkpoint=checkpoint, device_parts=device_parts, progress=watch)
         build = root.device_build()

@@ -245,6 +245,7 @@ class CompiledGrammars:
             result,
             grammar_ends=[at for at, state in where if state is MatcherState.ENDED],
             grammar_faults=[at for at, state in where if state is MatcherState.REFUSED],
+            grammar_costly=[at for at, state in where if state is MatcherState.COSTLY],
         )
 
     def release(self, rows: tuple[int, ...]) -> None:

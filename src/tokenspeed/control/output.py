@@ -33,6 +33,7 @@ LENGTH = np.int32(Finish.LENGTH)
 ONE, ONE_SHORT = np.array(1, dtype=np.int64), np.array(1, dtype=np.int32)  # numpy adds these faster than a Python int
 NOBODY: IndexArray = np.zeros(0, dtype=np.int64)
 GRAMMAR_TEXT = "a token outside this request's grammar was drawn; the request was ended, others are unaffected"
+COSTLY_TEXT = "this request's grammar has too many readings: following it takes longer than grammar.token_ms a token"
 NAN_TEXT = "the model's output for this request was not a number; the request was ended, others are unaffected"
 
 
@@ -220,10 +221,14 @@ class Output:
             self._collect_prompt(batch, result)
         gone: tuple[int, ...] = ()
         # Logits that are not numbers end their requests, each alone (OL-6); so does a token outside its grammar.
-        for places, text in ((result.nan_rows, NAN_TEXT), (result.grammar_faults, GRAMMAR_TEXT)):
+        for places, status, text in (
+            (result.nan_rows, 500, NAN_TEXT),
+            (result.grammar_faults, 500, GRAMMAR_TEXT),
+            (result.grammar_costly, 400, COSTLY_TEXT),
+        ):
             if places:
                 failed = tuple(batch.rows[places].tolist())
-                gone += self.end(failed, Finish.ABORT, status=500, message=text)
+                gone += self.end(failed, Finish.ABORT, status=status, message=text)
         cohort, tokens = self.state.cohort, result.tokens
         same = cohort is not None and cohort.source is batch.rows and cohort.moves == self.table.moves
         if cohort is None or not same or cohort.given != len(tokens):  # fewer: not all sample this time

@@ -18,10 +18,11 @@ from tokenspeed.plane.table import Int64Array
 
 @attrs.frozen(kw_only=True)
 class GrammarEnds:
-    """Batch indices whose grammar accepts nothing more, and whose token was none of those allowed."""
+    """Batch indices by what became of their grammars, see `MatcherState`."""
 
     ends: tuple[int, ...] = ()
     faults: tuple[int, ...] = ()
+    costly: tuple[int, ...] = ()
 
 
 NO_ENDS = GrammarEnds()
@@ -64,4 +65,5 @@ class Filler:
         return GrammarEnds(
             ends=tuple(index for index, state in where if state is MatcherState.ENDED),
             faults=tuple(index for index, state in where if state is MatcherState.REFUSED),
+            costly=tuple(index for index, state in where if state is MatcherState.COSTLY),
         )

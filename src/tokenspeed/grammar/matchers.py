@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -14,11 +15,17 @@ from tokenspeed.plane.messages import Int32Array
 
 @attrs.define(eq=False)
 class Matching:
-    """One request's matcher. Writer: whoever advances it (GR-9); `tokens` are those it has accepted."""
+    """One request's matcher. Writer: whoever advances it (GR-9).
+
+    Attributes:
+        tokens: those it has accepted.
+        filled_s: processor time of the next token's mask.
+    """
 
     matcher: TokenMatcher
     tokens: list[int] = attrs.field(factory=list[int])
     over: bool = False
+    filled_s: float = 0.0
 
     def accept(self, token: int) -> MatcherState:
         if not self.matcher.accept(token):
@@ -40,10 +47,17 @@ class MatcherTable:
 class Matchers:
     """`plane.grammar.GrammarMatchers`.
 
-    A matcher that is over fills no masks: what a row of it samples is surplus, or ends the request.
+    A matcher that is over fills no masks: what a row of it samples is surplus, or ends the request. So is one
+    that costs too much: with an ambiguous grammar each further token can take longer than the one before, and
+    a batch waits for all its rows. It is the time of the processor that counts, whatever else runs here.
+
+    Attributes:
+        token_s: processor time that one token may take, its mask included.
     """
 
     vocab_size: int
+    token_s: float = 0.05
+    cpu_s: Callable[[], float] = time.thread_time
     table: MatcherTable = attrs.field(factory=MatcherTable)
 
     @property
@@ -69,7 +83,9 @@ class Matchers:
                     accepted=len(matching.tokens),
                     produced=row.produced,
                 )
+            begun_s = self.cpu_s()
             matching.matcher.fill(words, at)
+            matching.filled_s = self.cpu_s() - begun_s
 
     def bring(self, handle: int, tokens: Sequence[int]) -> None:
         matching = self.table.live.get(handle)
@@ -89,4 +105,9 @@ class Matchers:
         matching = self.table.live.get(handle)
         if matching is None or matching.over:
             return MatcherState.OPEN
-        return matching.accept(token)
+        begun_s = self.cpu_s()
+        state = matching.accept(token)
+        if state is MatcherState.OPEN and matching.filled_s + self.cpu_s() - begun_s > self.token_s:
+            matching.over = True
+            return MatcherState.COSTLY
+        return state

@@ -81,12 +81,14 @@ class GrammarVerdict:
 class MatcherState(enum.Enum):
     """What a matcher is after a token.
 
-    ENDED: it accepts nothing more. REFUSED: the token was not one of those it allowed.
+    ENDED: it accepts nothing more. REFUSED: the token was not one of those it allowed. COSTLY: following
+    it took longer than one token may; it is not followed any further.
     """
 
     OPEN = "open"
     ENDED = "ended"
     REFUSED = "refused"
+    COSTLY = "costly"
 
 
 @runtime_checkable

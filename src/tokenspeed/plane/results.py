@@ -33,6 +33,7 @@ class ForwardResult:
         next_inputs: tokens that the next forward takes as input, by sampled row.
         grammar_ends: batch indices whose grammar accepts nothing more.
         grammar_faults: batch indices whose token was none of those that their grammar allowed.
+        grammar_costly: batch indices whose grammar takes too long to follow.
         jit_compiles, jit_seconds: kernel compilations during this forward.
         device_s: seconds the device worked on it.
         async_steps, sync_fallback_steps: 1 where the futures executor fed it with a future of the step
@@ -47,6 +48,7 @@ class ForwardResult:
     next_inputs: list[int] = attrs.field(factory=list)
     grammar_ends: list[int] = attrs.field(factory=list)
     grammar_faults: list[int] = attrs.field(factory=list)
+    grammar_costly: list[int] = attrs.field(factory=list)
     jit_compiles: int = 0
     jit_seconds: float = 0.0
     device_s: float = 0.0

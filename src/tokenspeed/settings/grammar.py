@@ -42,6 +42,11 @@ class GrammarSettings:
         validator=v.gt(0.0),
         metadata={"help": "how long a request may wait until its grammar is taken up; longer: 400"},
     )
+    token_ms: float = attrs.field(
+        default=50.0,
+        validator=v.gt(0.0),
+        metadata={"help": "processor time that following a grammar may take for one token; more ends its request: 400"},
+    )
     memory_mib: int = attrs.field(
         default=512, validator=v.ge(64), metadata={"help": "memory that one compilation may take; more: 400"}
     )

@@ -64,6 +64,7 @@ class StreamLanding:
             next_inputs=list(tokens),
             grammar_ends=list(outputs.grammars.ends),
             grammar_faults=list(outputs.grammars.faults),
+            grammar_costly=list(outputs.grammars.costly),
             device_s=self.event.busy_s,
         )
 
