@@ -13,9 +13,11 @@ from tokenspeed.errors import SettingsError
 from tokenspeed.settings.expected import bounds, expected
 from tokenspeed.settings.flags import FLAGS
 from tokenspeed.settings.keys import Key, keys
-from tokenspeed.settings.load import load_settings, load_text
+from tokenspeed.settings.layers import from_environment
+from tokenspeed.settings.load import load_settings, load_text, resolve
 from tokenspeed.settings.model import Settings
 from tokenspeed.settings.refusals import REFUSALS
+from tokenspeed.settings.yaml_text import from_yaml
 
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 KEYS = tuple(keys(Settings))
@@ -97,6 +99,17 @@ def test_a_value_out_of_range_is_refused_in_the_words_of_the_reference() -> None
             if key.dotted in wrong:
                 assert said[key.dotted].startswith(f"expected {expected(key.kind, key.validator)}"), key.dotted
     assert all(len(out_of_range(key)) <= 2 for key in KEYS)
+
+
+def test_the_faults_that_the_document_shows_are_told_in_these_words() -> None:
+    text = "# mine.yaml\nmodel: {source: x}\nscheduler:\n  max_num_seqs: 0\ncache:\n  page_token: 16\n"
+    layers = [
+        from_yaml(text, Settings, name="mine.yaml"),
+        from_environment({"TOKENSPEED_LOG__LEVEL": "loud"}, Settings),
+    ]
+    with pytest.raises(SettingsError) as caught:
+        resolve(layers)
+    assert f"```text\n{caught.value}\n```" in CONFIGURATION
 
 
 def test_every_refusal_is_in_the_document_with_its_reason() -> None:
