@@ -12,8 +12,10 @@ from collections.abc import Iterator
 
 import attrs
 import pytest
+from doc_snippets import snippets
 from prometheus_client.parser import text_string_to_metric_families
 from rig import Rig, hand_rig, request, spied
+from source_tree import ROOT
 
 from tokenspeed.control.batch_log import BatchLog
 from tokenspeed.plane.messages import LoadReport
@@ -74,6 +76,8 @@ def test_each_finished_or_aborted_request_has_one_line_with_its_numbers() -> Non
     assert (first["prompt_tokens"], first["cached_tokens"], first["output_tokens"]) == (5, 0, 4)
     assert 0 <= first["queue_s"] < first["first_token_s"] < first["total_s"]
     assert first["message"].startswith("r0: length, 5 prompt (0 cached), 4 output tokens")
+    (shown,) = [s for s in snippets(ROOT / "docs" / "logs.md") if s.language == "json"]
+    assert list(json.loads(shown.text)) == list(first)
     batches = [line for line in lines if line["logger"] == "tokenspeed.batch"]
     assert batches
     assert {"running", "waiting", "kv_usage", "decode_tokens_per_s"} <= set(batches[0])
