@@ -101,10 +101,9 @@ class CompilePool:
         size, most = len(source.text.encode("utf-8", "surrogatepass")), self.limits.source_bytes
         with state.changed:
             handle, state.next_handle = state.next_handle, state.next_handle + 1
-            known = state.cache.get(source)
-            if size > most:
+            if size > most:  # before anything looks at all of it
                 self._say(handle, f"{source.kind}: got {size} bytes, must be at most {most} (grammar.max_source_kib)")
-            elif known is not None:
+            elif (known := state.cache.get(source)) is not None:
                 state.cache.move_to_end(source)
                 self.matchers.add(handle, known.matcher())
                 self._say(handle)
