@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -106,6 +107,18 @@ class Server:
     port: int
     ready_s: float
 
+    def tell(self, what: signal.Signals) -> None:
+        """All processes of its tree."""
+        for pid in _tree(self.process.pid):
+            with contextlib.suppress(OSError):
+                os.kill(pid, what)
+
+    def idle_cores(self, seconds: float = 2.0) -> float:
+        """Processors that its tree uses while nobody asks anything of it."""
+        before = _cpu_s(self.process.pid)
+        time.sleep(seconds)
+        return round((_cpu_s(self.process.pid) - before) / seconds, 2)
+
     def memory_mib(self) -> dict[str, int]:
         """By process of its tree: what it alone has in memory plus its share of what is shared."""
         found = {}
@@ -138,6 +151,29 @@ def open_servers(specs: Sequence[Spec], log: Path, nice: int) -> Iterator[tuple[
             print(f"{spec.engine} {spec.mode}: serves after {ready_s} s", file=sys.stderr)
             opened.append(Server(engine=spec.engine, mode=spec.mode, process=process, port=port, ready_s=ready_s))
         yield tuple(opened)
+
+
+@contextmanager
+def others_stopped(server: Server, servers: Sequence[Server]) -> Iterator[None]:
+    """All other servers are stopped meanwhile: an idle one may poll, and takes the cores of who is measured."""
+    others = [other for other in servers if other is not server]
+    for other in others:
+        other.tell(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for other in others:
+            other.tell(signal.SIGCONT)
+        for other in others:
+            _until_ready(other.process, other.port, time.perf_counter())
+
+
+def _cpu_s(root: int) -> float:
+    used = 0
+    for pid in _tree(root):
+        with contextlib.suppress(OSError):
+            used += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+    return used / os.sysconf("SC_CLK_TCK")
 
 
 def _until_ready(process: subprocess.Popen[bytes], port: int, begun: float) -> bool:

@@ -7,7 +7,7 @@ begins, so that a machine that others use as well slows everybody; compare ratio
     prefill   one prompt that nobody has seen
     warm      time to the first token of a prompt whose beginning was in an earlier one
     sampling  what random instead of greedy tokens add to a step of 32 rows
-    http      streamed answers of an HTTP server, all requests of a burst at once
+    http      streamed answers of an HTTP server, all requests of a burst at once; the other servers are stopped
 
     python benchmarks/cpu_serving.py [WORK ...] [--modes exact,fp16,native,int8g32] [--turns 5] [--json]
         [--llama-batched-bench PROGRAM --llama-models Q4_1=FILE,Q8_0=FILE]
@@ -31,7 +31,7 @@ from typing import TypeVar
 
 import attrs
 from cpu_load import Load, load
-from cpu_peers import FOLDER, OURS, Driven, Spec, open_engines, open_servers
+from cpu_peers import FOLDER, OURS, Driven, Spec, open_engines, open_servers, others_stopped
 from machine import machine
 
 from tokenspeed.checkpoint.progress import NoProgress
@@ -164,11 +164,13 @@ def http(
     rng = random.Random(1)
     found: dict[tuple[int, int], list[Load]] = {}
     with open_servers([spec for spec in specs if spec.server], options.log, options.nice) as servers:
+        idle = [server.idle_cores() for server in servers]
         for concurrency in plan.concurrency:
             for _ in range(plan.http_turns):
                 for at, server in enumerate(servers):
                     size = {"concurrency": concurrency, "prompt": plan.length, "output": plan.length}
-                    found.setdefault((concurrency, at), []).append(load(server.port, "m", rng=rng, **size))
+                    with others_stopped(server, servers):
+                        found.setdefault((concurrency, at), []).append(load(server.port, "m", rng=rng, **size))
                     time.sleep(plan.pause_s)
         for (concurrency, at), loads in found.items():
             server = servers[at]
@@ -185,6 +187,7 @@ def http(
                 "itl_ms": statistics.median(one.itl_ms for one in loads),
                 "ceiling_tok_s": ceiling.get((server.mode, concurrency)) if server.engine == OURS else None,
                 "ready_s": server.ready_s,
+                "idle_cores": idle[at],
                 "memory_mib": server.memory_mib(),
             }
 
@@ -219,13 +222,13 @@ def specs_of(options: argparse.Namespace) -> list[Spec]:
 def measure(options: argparse.Namespace, plan: Plan) -> Iterator[Row]:
     specs = specs_of(options)
     wanted = [work for work in WORKS if work in (options.works or WORKS)]
-    alone = {"decode": decode, "prefill": prefill, "warm": warm, "sampling": sampling}
+    forward = {"decode": decode, "prefill": prefill, "warm": warm, "sampling": sampling}
     drivers = specs if set(wanted) - {"http"} else [spec for spec in specs if spec.engine == OURS]
     with open_engines(drivers, options.log, options.nice) as engines:
         for work in wanted:
-            if work in alone:
+            if work in forward:
                 print(f"{work} …", file=sys.stderr)
-                yield from alone[work](engines, plan)
+                yield from forward[work](engines, plan)
         ceiling = ceilings(engines, plan) if "http" in wanted else {}
     if "http" in wanted:
         print("http …", file=sys.stderr)
@@ -234,7 +237,7 @@ def measure(options: argparse.Namespace, plan: Plan) -> Iterator[Row]:
 
 def show(found: Row) -> str:
     """One line of the table; a figure that a work does not have is left out."""
-    figures = ("tok_s", "tok_s_best", "ttft_ms", "itl_ms", "ceiling_tok_s", "ready_s")
+    figures = ("tok_s", "tok_s_best", "ttft_ms", "itl_ms", "ceiling_tok_s", "ready_s", "idle_cores")
     parts = [f"{name} {found[name]:.1f}" for name in figures if isinstance(found.get(name), float)]
     parts += [f"{name} {found[name]:.3f}" for name in ("added_share", "draw_ms", "draw_share") if name in found]
     if "memory_mib" in found:
