@@ -21,7 +21,7 @@ from tokenspeed.control.batch_log import BatchLog
 from tokenspeed.plane.messages import LoadReport
 from tokenspeed.plane.ports import Meter
 from tokenspeed.plane.traces import Begun, TraceEntry
-from tokenspeed.settings.model import LogFormat, LogSettings, Settings
+from tokenspeed.settings.model import LogFormat, LogSettings, SchedulerSettings, Settings
 from tokenspeed.telemetry.logs import LogPipe, start_logging
 from tokenspeed.telemetry.meters import NullMeter, prometheus_meter
 from tokenspeed.telemetry.registry import new_registry
@@ -98,6 +98,40 @@ def test_an_idle_engine_says_nothing_and_its_pauses_dilute_no_rate(caplog: pytes
         decode(3600.0 + at)
     (record,) = caplog.records
     assert "12 rounds, 0.0 prompt tok/s, 1.2 decode tok/s" in record.getMessage()
+
+
+@attrs.define(eq=False)
+class Ticking:
+    """A `Clock` on which each look takes a millisecond."""
+
+    at_s: float = 1.0
+
+    def now_s(self) -> float:
+        self.at_s += 0.001
+        return self.at_s
+
+
+@pytest.mark.contract("KM-11")
+@pytest.mark.parametrize("overlap", [True, False])
+def test_no_part_of_a_requests_time_is_negative_however_short_its_life_is(overlap: bool) -> None:
+    registry, out = new_registry("m", process=False), io.StringIO()
+    settings = LogSettings(requests=True, format=LogFormat.JSON)
+    scheduling = SchedulerSettings(overlap=overlap)
+    with logging_to(out, settings):
+        rig = hand_rig(settings=Settings(log=settings, scheduler=scheduling), meter=prometheus_meter(registry))
+        rig = attrs.evolve(rig, loop=attrs.evolve(rig.loop, clock=Ticking()))
+        rig.put(request("one", 5, max_new=1))
+        rig.settle()
+    (line,) = [json.loads(text) for text in out.getvalue().splitlines()]
+    assert 0 < line["queue_s"] < line["first_token_s"] < line["total_s"]
+    sums = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(registry.scrape().decode())
+        for sample in family.samples
+        if sample.name.endswith("_seconds_sum")
+    }
+    for name in ("queue", "prefill", "decode"):
+        assert sums[f"tokenspeed:request_{name}_time_seconds_sum"] > 0, name
 
 
 @pytest.mark.contract("KM-32", "KM-35")

@@ -165,7 +165,7 @@ class EventLoop:
             self.scheduler.advance(events)
         # One drain a round, behind the last mutation of the scheduler.
         self.kv_events.publish(self.scheduler.drain_kv_events())
-        self._release_ended(now_s)
+        self._release_ended()
         self._send(now_s)
         self.control_ops.resolve(drained=self._drained, empty=self._empty)
         for reply in self.control_ops.take_replies():
@@ -263,7 +263,7 @@ class EventLoop:
         if batch is None:
             return plan, False
         self.state.in_flight.append(Flight(ticket=ticket, batch=batch))
-        self.request_stats.seated(plan.seated, now_s=now_s)
+        self.request_stats.seated(plan.seated, now_s=self.clock.now_s())
         return plan, True
 
     def _gather(self, plan: ExecutionPlan) -> Dispatch:
@@ -310,12 +310,12 @@ class EventLoop:
             count += 1
         return count
 
-    def _release_ended(self, now_s: float) -> None:
+    def _release_ended(self) -> None:
         """Give back device resources of ended requests, behind the forwards that read them (OL-14)."""
         if self.state.ended:
             rows = tuple(self.state.ended)
             self.state.ended.clear()
-            self.request_stats.ended(rows, now_s=now_s)
+            self.request_stats.ended(rows, now_s=self.clock.now_s())
             self.grammar.release(rows)
             self.plane.release(rows, tuple(self.table.schedule.slot[list(rows)].tolist()))
         # Behind the release and the statistics, which read the rows.
