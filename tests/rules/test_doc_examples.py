@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 
 import msgspec
-from source_tree import ROOT
+from source_tree import ROOT, SRC
 
 from tokenspeed.frontend.http.app import ROUTES
 from tokenspeed.frontend.http.schema import ChatRequest, CompletionRequest
+from tokenspeed.settings.flags import FLAGS
 from tokenspeed.settings.keys import keys, sections
 from tokenspeed.settings.model import Settings
 
@@ -41,6 +42,20 @@ def test_every_key_a_document_names_exists() -> None:
 def test_every_config_is_in_the_document_of_settings() -> None:
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert [p.name for p in (ROOT / "configs").glob("*.yaml") if f"(../configs/{p.name})" not in text] == []
+
+
+OTHERS = {"--no-deps", "--extra-index-url", "--health-check-interval-secs", "--worker-urls", "--enable-rl"}
+"""Options of pip and of the SMG gateway."""
+
+
+def test_every_option_a_document_names_exists() -> None:
+    parsers = [*(SRC / "cli").glob("*.py"), *(p for d in ("tools", "benchmarks") for p in (ROOT / d).rglob("*.py"))]
+    sources = "".join(path.read_text(encoding="utf-8") for path in (*parsers, ROOT / "tests" / "conftest.py"))
+    known = {name for flag in FLAGS for name in flag.names} | set(re.findall(r'"(--[a-z][\w-]*)"', sources)) | OTHERS
+    for path in DOCS:
+        plain = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        spans = " ".join(re.findall(r"`([^`]+)`", plain))
+        assert set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", spans)) - known == set(), path.name
 
 
 def test_the_index_names_every_document() -> None:

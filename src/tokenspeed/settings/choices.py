@@ -131,11 +131,15 @@ class KvEventFormat(enum.Enum):
 
 
 class GrammarBackend(enum.Enum):
+    """What compiles grammars."""
+
     XGRAMMAR = "xgrammar"
     NONE = "none"
 
 
 class GrammarFill(enum.Enum):
+    """Who fills the token masks of a constrained batch, and when."""
+
     AUTO = "auto"
     FORWARD = "forward"
     EAGER = "eager"
