@@ -118,7 +118,7 @@ class Life:
     def do_rename(self) -> None:
         """Only to the name it has, and not behind an update: a version means its weights here."""
         state = self.rank.engine.loop.control_ops.state
-        if not state.queue:
+        if not state.queue and not any(isinstance(sent, UpdateWeightsOp) for sent in self.rank.link.inbox):
             self.rank.start(WeightVersionOp, version=state.version)
 
     def settle(self) -> None:
