@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -13,6 +15,7 @@ import pytest
 from frontend_rig import LiveServer, live_server
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from tokenspeed.telemetry.registry import MetricRegistry, new_registry
 from tokenspeed.telemetry.table import METRICS, Kind, MetricSpec, Writer
@@ -124,6 +127,7 @@ def test_the_names_that_the_contract_fixes_are_there() -> None:
 
 RANK = """
 import sys
+import threading
 from tokenspeed.telemetry.meters import prometheus_meter
 from tokenspeed.telemetry.registry import new_registry
 meter = prometheus_meter(new_registry("m", process=False), engine="0")
@@ -183,3 +187,27 @@ def test_no_client_can_add_series_without_bound(live: LiveServer) -> None:
     for number in range(1, 20):
         torment(number)
     assert labels() == before
+
+
+class Held(Collector):
+    """Collects nothing, once it was released."""
+
+    def __init__(self) -> None:
+        self.entered, self.release = threading.Event(), threading.Event()
+
+    def collect(self) -> Iterable[Family]:
+        self.entered.set()
+        assert self.release.wait(20.0)
+        return ()
+
+
+def test_a_scrape_that_takes_long_delays_nobody_else() -> None:
+    held = Held()
+    with live_server() as server, ThreadPoolExecutor(1) as pool:
+        server.rig.registry.collector.register(held)
+        scrape = pool.submit(httpx.get, f"{server.url}/metrics", timeout=30.0)
+        assert held.entered.wait(20.0)
+        assert httpx.get(f"{server.url}/health", timeout=10.0).status_code == 200
+        assert not scrape.done()
+        held.release.set()
+        assert scrape.result(20.0).status_code == 200
