@@ -27,7 +27,10 @@ INSTRUCTION_SETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 # Not linked with an OpenMP runtime: the one that torch loaded serves both, because a second team of
 # threads in a process halves the speed of each. Names it does not have fail when the library is loaded.
-LINK_FLAGS = ("-shared", "-Wl,-z,now", "-lm")
+LINK_FLAGS = ("-shared", "-pthread", "-Wl,-z,now", "-lm")
+
+COMPILER_S = 300.0
+"""For one file, which takes about a second."""
 
 
 class CompileError(Exception):
@@ -77,7 +80,10 @@ def build_library(target: Path, environ: Mapping[str, str], extra_flags: tuple[s
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own arguments
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMPILER_S)  # noqa: S603 - ours
+    except subprocess.TimeoutExpired as fault:
+        raise CompileError(f"{' '.join(command)} took longer than {COMPILER_S:g} s") from fault
     if done.returncode:
         words = (done.stderr or done.stdout).strip()[-2000:]
         raise CompileError(f"{' '.join(command)} failed:\n{words}")

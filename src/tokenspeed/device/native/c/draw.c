@@ -6,6 +6,7 @@
  * one order: a token depends on its row alone.
  */
 #include "kernels.h"
+#include "team.h"
 
 #include <math.h>
 #include <string.h>
@@ -162,12 +163,19 @@ static int64_t draw(const ts_draw *d, int64_t vocab, scratch s) {
     return some ? s.ids[index] : index;
 }
 
+/* Rows first, first + step, ... */
+static void draw_every(ts_draw *draws, int64_t first, int64_t step, int64_t count, int64_t vocab, scratch s) {
+    for (int64_t row = first; row < count; row += step) draws[row].token = draw(draws + row, vocab, s);
+}
+
 void ts_draw_tokens(ts_draw *draws, int64_t count, int64_t vocab, void *workspace, int32_t threads) {
-    int32_t team = count < threads ? (int32_t)count : threads;
+    int32_t team = ts_threads_for(count < threads ? (int32_t)count : threads);
+    if (team == 1) {
+        draw_every(draws, 0, 1, count, vocab, scratch_of(workspace, vocab, 0));
+        return;
+    }
 #pragma omp parallel for num_threads(team) schedule(static, 1)
     for (int32_t thread = 0; thread < team; thread++) {
-        for (int64_t row = thread; row < count; row += team) {
-            draws[row].token = draw(draws + row, vocab, scratch_of(workspace, vocab, thread));
-        }
+        draw_every(draws, thread, team, count, vocab, scratch_of(workspace, vocab, thread));
     }
 }

@@ -150,7 +150,12 @@ int32_t ts_run(const ts_model *model, const ts_pool *pool, const ts_rows *rows, 
     step.space = ts_lay_out(model, rows->tokens, context, call->threads, call->workspace);
     ts_plan_attention(&step);
     ts_meeting meeting = {0};
-#pragma omp parallel num_threads(call->threads)
+    int32_t threads = ts_threads_for(call->threads);
+    if (threads == 1) {
+        run(&step, (ts_team){0, 1, &meeting});
+        return TS_OK;
+    }
+#pragma omp parallel num_threads(threads)
     run(&step, (ts_team){omp_get_thread_num(), omp_get_num_threads(), &meeting});
     return TS_OK;
 }

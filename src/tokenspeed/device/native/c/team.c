@@ -18,6 +18,7 @@
 #include "team.h"
 
 #include <limits.h>
+#include <pthread.h>
 #include <sched.h>
 
 enum { SPINS = 1000 }; /* some 40 us */
@@ -31,9 +32,10 @@ static int shares_core(const ts_team team, int core) {
     return 0;
 }
 
-/* To a core where no thread of the team was last, if there is one. */
+/* To a core where no thread of the team was last, if there is one. On a machine with more cores than the set holds,
+ * nobody moves. */
 static void move_away(const ts_team team) {
-    cpu_set_t allowed, free;
+    cpu_set_t allowed, free, now;
     if (sched_getaffinity(0, sizeof allowed, &allowed)) return;
     free = allowed;
     for (int id = 0; id < team.size && id < TS_SEATS; id++) {
@@ -41,6 +43,8 @@ static void move_away(const ts_team team) {
         if (core >= 0) CPU_CLR(core, &free);
     }
     if (CPU_COUNT(&free) == 0 || sched_setaffinity(0, sizeof free, &free)) return;
+    /* What somebody else has said meanwhile stays. */
+    if (sched_getaffinity(0, sizeof now, &now) || !CPU_EQUAL(&now, &free)) return;
     sched_setaffinity(0, sizeof allowed, &allowed);
 }
 #endif
@@ -109,3 +113,11 @@ void ts_meet(ts_team team) {
         else sleep_through(meeting, seen);
     }
 }
+
+static _Thread_local int copied;
+
+static void note_fork(void) { copied = 1; }
+
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, note_fork); }
+
+int32_t ts_threads_for(int32_t asked) { return copied ? 1 : asked; }

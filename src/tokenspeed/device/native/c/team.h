@@ -51,4 +51,9 @@ static inline ts_share ts_claim(int64_t total, int64_t run, ts_team team) {
 /* Wait until all threads of the team are here. */
 void ts_meet(ts_team team);
 
+/* How many threads a region of the calling thread may have: those asked for, or 1 in a thread that a fork has copied.
+ * Its team is still in the parent; OpenMP does not know, and would wait for it for ever. Threads that were
+ * started after the fork have teams of their own. */
+int32_t ts_threads_for(int32_t asked);
+
 #endif
