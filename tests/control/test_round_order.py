@@ -323,7 +323,7 @@ def test_the_round_is_a_short_sequence_without_loops_over_requests() -> None:
     assert len(loops) <= 1
     assert len(inspect.getsource(EventLoop.round).splitlines()) < 120
     branches = [ast.unparse(node.test) for node in ast.walk(tree) if isinstance(node, ast.If)]
-    assert set(branches) <= {"operation", "facts", "dispatched", "events"}
+    assert set(branches) <= {"operation", "facts", "forwarded", "events"}
 
 
 @pytest.mark.contract("RA-3")

@@ -10,7 +10,8 @@ import pytest
 from rig import Rig, hand_rig, request
 from source_tree import ROOT
 
-from tokenspeed.plane.messages import AbortRequest, Finish, FrontendMessage, LoadReport
+from tokenspeed.control.gate import DpStep
+from tokenspeed.plane.messages import AbortRequest, Finish, FrontendMessage, LoadReport, PauseMode, PauseOp
 from tokenspeed.plane.operations import DiskWeights, UpdateWeightsOp
 from tokenspeed.plane.ports import Mesh
 from tokenspeed.plane.results import ForwardResult
@@ -108,6 +109,37 @@ def test_weights_that_one_member_cannot_load_are_dropped_by_all_before_the_answe
         assert member.plane.accepted == [refusing is None]
         assert member.loop.control_ops.state.version == ("v2" if refusing is None else "default")
         assert not member.loop.control_ops.holds_back
+
+
+@attrs.define(eq=False)
+class NotedEplb:
+    """`Eplb` that keeps what it is told."""
+
+    noted: list[bool] = attrs.field(factory=list)
+
+    def note(self, *, forwarded: bool) -> None:
+        self.noted.append(forwarded)
+
+
+@pytest.mark.contract("CP-6", "CG-10", "RA-18", "RA-44", "RA-45")
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_idle_forward_counts_as_one_so_that_counters_of_all_ranks_agree(frozen: bool) -> None:
+    ranks = [hand_rig(eplb=NotedEplb(), overlap=False) for _ in range(2)]
+    ranks = [
+        attrs.evolve(rig, loop=attrs.evolve(rig.loop, dp_step=DpStep(mesh=mesh)))
+        for rig, mesh in zip(ranks, memory_mesh(2), strict=True)
+    ]
+    if frozen:
+        ranks[1].put(PauseOp(call_id=1, mode=PauseMode.KEEP), request("held back", 5))
+    ranks[0].put(request("a", 5, max_new=6))
+    together(tuple(ranks), lambda rig: rig.rounds(20))
+    assert len(ranks[0].link.tokens("a")) == 6
+    busy, idle = (rig.plane.names() for rig in ranks)
+    assert (busy.count("idle_forward"), idle.count("idle_forward")) == (0, busy.count("execute"))
+    assert busy.count("note_forwarded") == idle.count("note_forwarded") == busy.count("execute")
+    noted = [rig.loop.eplb.noted for rig in ranks if isinstance(rig.loop.eplb, NotedEplb)]
+    assert noted[0] == noted[1]
+    assert sum(noted[0]) == busy.count("execute")
 
 
 @attrs.frozen

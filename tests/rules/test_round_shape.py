@@ -66,7 +66,7 @@ def test_the_round_calls_each_method_of_a_module_at_one_place() -> None:
 @pytest.mark.contract("EB-14", "RA-44")
 def test_one_line_of_the_round_concerns_the_rebalance() -> None:
     noted = [call for call in calls(tree(LOOP)) if ast.unparse(call.func).startswith("self.eplb.")]
-    assert [ast.unparse(call) for call in noted] == ["self.eplb.note(forwarded=dispatched)"]
+    assert [ast.unparse(call) for call in noted] == ["self.eplb.note(forwarded=forwarded)"]
 
 
 @pytest.mark.contract("RA-4", "RA-5")

@@ -9,7 +9,7 @@ import attrs
 
 class Eplb(Protocol):
     def note(self, *, forwarded: bool) -> None:
-        """This rank did or did not forward in this round; idle forwards count (CP-6)."""
+        """This rank did or did not forward in this round; an idle forward is one (CP-6)."""
         ...
 
 

@@ -151,9 +151,9 @@ class EventLoop:
         # 3. and 4. Plan, dispatch, commit.
         events: list[SchedulerEvent] = []
         committed = self._drain_if(self.control_ops.frozen, events)
-        plan, dispatched = self._plan_and_dispatch(events, now_s)
-        self.eplb.note(forwarded=dispatched)
-        if dispatched:
+        plan, dispatched, forwarded = self._plan_and_dispatch(events, now_s)
+        self.eplb.note(forwarded=forwarded)
+        if forwarded:
             self.plane.note_forwarded()
         self.profiling.note(self.plane, forwarded=dispatched)
         committed += self._commit_down_to(self.depth if dispatched else 0, events)
@@ -241,8 +241,8 @@ class EventLoop:
             self.plane.flush_cache()
         return cleared
 
-    def _plan_and_dispatch(self, events: list[SchedulerEvent], now_s: float) -> tuple[ExecutionPlan, bool]:
-        """Plan a round and queue its device work. Returns the plan and whether a forward went out.
+    def _plan_and_dispatch(self, events: list[SchedulerEvent], now_s: float) -> tuple[ExecutionPlan, bool, bool]:
+        """Plan a round and queue its device work. Returns the plan, and whether its batch, or any forward, went out.
 
         Every reason for a dispatch to wait for an uncommitted forward belongs here (DO-10, ER-4).
         """
@@ -252,19 +252,20 @@ class EventLoop:
         self._finish_planned_ends(plan)
         self._record(plan, now_s)
         batch = plan.batch
-        if self.dp_step.idle_forward_due(tokens=0 if batch is None else batch.num_tokens):
+        idle = self.dp_step.idle_forward_due(tokens=0 if batch is None else batch.num_tokens)
+        if idle:
             self.plane.idle_forward()
         if batch is not None and self.grammar.needs_commit_first(batch):
             self._commit_down_to(0, events)
         self.l3.submit(plan.storage_ops())
         if not plan.needs_device():
-            return plan, False
+            return plan, False, idle
         ticket = self.plane.execute(plan, self._gather(plan))
         if batch is None:
-            return plan, False
+            return plan, False, idle
         self.state.in_flight.append(Flight(ticket=ticket, batch=batch))
         self.request_stats.seated(plan.seated, now_s=self.clock.now_s())
-        return plan, True
+        return plan, True, True
 
     def _gather(self, plan: ExecutionPlan) -> Dispatch:
         """Per-round inputs of the batch (RA-20)."""
