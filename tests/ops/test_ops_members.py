@@ -121,17 +121,20 @@ class NotedEplb:
         self.noted.append(forwarded)
 
 
-@pytest.mark.contract("CP-6", "CG-10", "RA-18", "RA-44", "RA-45")
-@pytest.mark.parametrize("frozen", [False, True])
-def test_an_idle_forward_counts_as_one_so_that_counters_of_all_ranks_agree(frozen: bool) -> None:
+@pytest.mark.contract("CP-6", "CP-22", "CG-10", "RA-18", "RA-44", "RA-45")
+@pytest.mark.parametrize("state", ["serving", "frozen", "drained while the other drains"])
+def test_an_idle_forward_counts_as_one_so_that_counters_of_all_ranks_agree(state: str) -> None:
     ranks = [hand_rig(eplb=NotedEplb(), overlap=False) for _ in range(2)]
     ranks = [
         attrs.evolve(rig, loop=attrs.evolve(rig.loop, dp_step=DpStep(mesh=mesh)))
         for rig, mesh in zip(ranks, memory_mesh(2), strict=True)
     ]
-    if frozen:
-        ranks[1].put(PauseOp(call_id=1, mode=PauseMode.KEEP), request("held back", 5))
     ranks[0].put(request("a", 5, max_new=6))
+    if state == "frozen":
+        ranks[1].put(PauseOp(call_id=1, mode=PauseMode.KEEP), request("held back", 5))
+    elif state != "serving":
+        for rig in ranks:
+            rig.put(PauseOp(call_id=1, mode=PauseMode.WAIT))
     together(tuple(ranks), lambda rig: rig.rounds(20))
     assert len(ranks[0].link.tokens("a")) == 6
     busy, idle = (rig.plane.names() for rig in ranks)
