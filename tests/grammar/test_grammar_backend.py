@@ -52,6 +52,12 @@ CASES: list[tuple[object, list[str], list[str]]] = [
     ({"type": "string", "pattern": "^[a-c]+-[0-9]{2}$"}, ['"ab-12"'], ['"ab-1"', '"xab-12"', '"ab-123"']),
     ({"type": "string", "pattern": "^.{3}$"}, ['"abc"'], ['"a"b"', '"ab"', '"a\nb"']),
     ({"type": "string", "pattern": "^[^a]{3}$"}, ['"bcd"'], ['"b"d"', '"abc"', '"b\nd"']),
+    (
+        {"type": "string", "pattern": r"^(é|\S).[^é]$"},
+        ['"éab"', '"aéb"'],
+        ['"\\"', '"\\nb"', '"a""', '"ab\\"', '"ab\n"'],
+    ),
+    ({"type": "object", "patternProperties": {"^é.$": INT}}, ['{"éa": 1}'], ['{"é\\": 1}', '{"é"": 1}']),
     ({"type": "string", "format": "date"}, ['"2020-01-31"'], ['"x"', '"2020-13-01"']),
     ({"type": "string", "format": "date-time"}, ['"2020-01-31T10:00:00Z"'], ['"2020-01-31"']),
     ({"type": "string", "format": "time"}, ['"10:00:00Z"'], ['"25:00:00Z"']),

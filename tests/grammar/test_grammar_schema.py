@@ -170,6 +170,9 @@ def test_what_a_grammar_holds_is_served(schema: object) -> None:
         (r"\a", "not supported"),
         (r"\0", "not supported"),
         (r"(?P<x", "does not end"),
+        (r"[z-a]", "does not rise"),
+        (r"[a-\d]", "does not rise"),
+        (r"[^\s\S]", "no characters"),
     ],
 )
 def test_what_a_regular_expression_could_not_hold_is_refused(pattern: str, wanted: str) -> None:

@@ -5,7 +5,7 @@ keeps other names apart from those named by their letters, but a name has furthe
 ``"\\u0061"`` is ``"a"``, and the later of two values counts. An answer without other properties is valid
 wherever one with them is, so nothing is lost of what a schema demands.
 
-A dot of a regular expression matches no end of a line, as in ECMA-262; the compiler's matches everything.
+Regular expressions are spelled out, see `grammar.regex.spelled_out`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from tokenspeed.grammar.regex import dots_of
+from tokenspeed.grammar.regex import spelled_out
 from tokenspeed.grammar.schema_parts import OTHER_NAMES
 from tokenspeed.plane.grammar import GrammarSource
 
-_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+_BY_NAME = ("properties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SINGLE = ("items", "unevaluatedItems", "propertyNames", *OTHER_NAMES)
+_VALUES = ("const", "enum", "default", "examples", "example")
 _IN_TAGS = ("json_schema", "schema")
-_DOT = r"[^\n\r\u2028\u2029]"
 
 
 def compiled_text(source: GrammarSource) -> str:
@@ -30,10 +29,10 @@ def compiled_text(source: GrammarSource) -> str:
     Raises: ValueError: it is not JSON.
     """
     match source.kind:
-        case "json_schema" if any(name in source.text for name in OTHER_NAMES):
-            return _changed(source.text, _closed)
+        case "json_schema":
+            return _changed(source.text, _schema)
         case "regex":
-            return _without_dots(source.text)
+            return spelled_out(source.text)
         case "structural_tag":
             return _changed(source.text, _in_tags)
         case _:
@@ -46,7 +45,7 @@ def _changed(text: str, change: Callable[[object], object]) -> str:
     return text if made == root else json.dumps(made)
 
 
-def _closed(node: object) -> object:
+def _schema(node: object) -> object:
     if not isinstance(node, dict):
         return node
     made = {name: _keyword(name, value) for name, value in node.items()}
@@ -58,11 +57,15 @@ def _closed(node: object) -> object:
 
 
 def _keyword(name: str, value: object) -> object:
+    if name == "pattern" and isinstance(value, str):
+        return spelled_out(value, quoted=True)
+    if name == "patternProperties" and isinstance(value, dict):
+        return {spelled_out(pattern, quoted=True): _schema(inner) for pattern, inner in value.items()}
     if name in _BY_NAME and isinstance(value, dict):
-        return {key: _closed(inner) for key, inner in value.items()}
+        return {key: _schema(inner) for key, inner in value.items()}
     if name in _LISTS and isinstance(value, list):
-        return [_closed(inner) for inner in value]
-    return _closed(value) if name in _SINGLE else value
+        return [_schema(inner) for inner in value]
+    return value if name in _VALUES else _schema(value)
 
 
 def _in_tags(value: object) -> object:
@@ -71,15 +74,7 @@ def _in_tags(value: object) -> object:
         return [_in_tags(one) for one in value]
     if not isinstance(value, dict):
         return value
-    made = {name: _closed(one) if name in _IN_TAGS else _in_tags(one) for name, one in value.items()}
+    made = {name: _schema(one) if name in _IN_TAGS else _in_tags(one) for name, one in value.items()}
     if value.get("type") == "regex" and isinstance(pattern := value.get("pattern"), str):
-        made["pattern"] = _without_dots(pattern)
+        made["pattern"] = spelled_out(pattern)
     return made
-
-
-def _without_dots(pattern: str) -> str:
-    pieces, at = list[str](), 0
-    for dot in dots_of(pattern):
-        pieces += [pattern[at:dot], _DOT]
-        at = dot + 1
-    return "".join([*pieces, pattern[at:]])

@@ -11,12 +11,13 @@ import re
 
 import attrs
 
+from tokenspeed.grammar.char_class import DOT, ESCAPED_BY_JSON, SHORT, Chars, class_text, complement, union, without
+
 MAX_REPEAT = 10_000
 
 _REPEAT = re.compile(r"\{(\d*)(,?)(\d*)\}")
 _NO_GROUPS = {"?=": "look-ahead", "?!": "look-ahead", "?<=": "look-behind", "?<!": "look-behind", "?>": "atomic group"}
 _CONTROLS = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D}
-_SETS = "dDwWsS"
 _REPEATS = ("*", "+", "?", "{")
 
 
@@ -48,13 +49,13 @@ class Scan:
     Attributes:
         quoted: the text stands between the quotes of JSON, and its grammar writes no escapes.
         groups: open ones, the whole pattern first.
-        dots: where a dot stands for a character.
+        sets: begin and end of what stands for one of several characters, and these.
     """
 
     pattern: str
     quoted: bool
     groups: list[Group] = attrs.field(factory=lambda: [Group(first=True)])
-    dots: list[int] = attrs.field(factory=list[int])
+    sets: list[tuple[int, int, Chars]] = attrs.field(factory=list[tuple[int, int, Chars]])
 
     def run(self) -> None:
         """Raises: RegexFault."""
@@ -97,12 +98,14 @@ class Scan:
                 group.empty = False
                 return self._class(at)
             case "\\":
-                code, size = self._escape(at)
+                code, length = self._escape(at)
+                if code < 0:
+                    self._chars(at, at + length, SHORT[self.pattern[at + 1]])
                 self._literal(code, at)
                 group.empty = False
-                return at + size
+                return at + length
             case ".":
-                self.dots.append(at)
+                self._chars(at, at + 1, DOT)
             case _:
                 self._literal(ord(sign), at)
         group.empty = False
@@ -148,7 +151,7 @@ class Scan:
         sign = self.pattern[at + 1 : at + 2]
         if not sign:
             raise RegexFault("ends in a backslash")
-        if sign in _SETS:
+        if sign in SHORT:
             return -1, 2
         if sign in _CONTROLS:
             return _CONTROLS[sign], 2
@@ -168,30 +171,38 @@ class Scan:
         return ord(sign), 2
 
     def _class(self, at: int) -> int:
-        """A bracketed class; one right behind another's opening bracket is read in two ways, and refused."""
-        pattern, start = self.pattern, at
+        """A bracketed class; one with ] right behind its opening bracket is read in two ways, and refused."""
+        pattern, start, found = self.pattern, at, list[tuple[int, int]]()
         negated = pattern[at + 1 : at + 2] == "^"
         at += 2 if negated else 1
         if pattern[at : at + 1] == "]":
             raise RegexFault(f"] at character {at} stands right behind [, which is not supported; write \\]")
-        plain = negated
         while pattern[at : at + 1] != "]":
             low, at = self._member(at)
-            high = low
             if pattern[at : at + 1] == "-" and pattern[at + 1 : at + 2] != "]":
                 high, at = self._member(at + 1)
-            # A range of several that goes beyond the controls has one that needs no escape.
-            plain = plain or low < 0 or (low != high and high >= 0x20) or not _needs_escape(low)
-        if self.quoted and not plain:
-            raise RegexFault(f"[ at character {start} has only characters that JSON escapes, which is not supported")
+                if not (len(low) == len(high) == 1 and low[0][0] == low[0][1] <= high[0][0] == high[0][1]):
+                    raise RegexFault(f"[ at character {start} has a range that does not rise, or of a class")
+                low = ((low[0][0], high[0][0]),)
+            found += low
+        chars = union(found)
+        self._chars(start, at + 1, complement(chars) if negated else chars)
         return at + 1
 
-    def _member(self, at: int) -> tuple[int, int]:
-        """A character of a class, -1 for one of several, and where the next begins."""
+    def _member(self, at: int) -> tuple[Chars, int]:
+        """What one member of a class stands for, and where the next begins."""
         if at >= len(self.pattern):
             raise RegexFault("[ without ]")
-        code, size = self._escape(at) if self.pattern[at] == "\\" else (ord(self.pattern[at]), 1)
-        return code, at + size
+        if self.pattern[at] != "\\":
+            return ((ord(self.pattern[at]),) * 2,), at + 1
+        code, size = self._escape(at)
+        return (SHORT[self.pattern[at + 1]] if code < 0 else ((code, code),)), at + size
+
+    def _chars(self, start: int, end: int, chars: Chars) -> None:
+        if not without(chars, ESCAPED_BY_JSON if self.quoted else ()):
+            why = "only characters that JSON escapes" if chars else "no characters"
+            raise RegexFault(f"[ at character {start} has {why}, which is not supported")
+        self.sets.append((start, end, chars))
 
     def _literal(self, code: int, at: int) -> None:
         if self.quoted and code >= 0 and _needs_escape(code):
@@ -215,11 +226,21 @@ def regex_fault(pattern: str, *, quoted: bool = False) -> str:
     return ""
 
 
-def dots_of(pattern: str) -> tuple[int, ...]:
-    """Where the dots of a pattern stand that match any character; of one that cannot be served, none."""
-    scan = Scan(pattern=pattern, quoted=False)
+def spelled_out(pattern: str, *, quoted: bool = False) -> str:
+    """The pattern as it is compiled: what the compiler would read in another way as classes of single characters.
+
+    That is a dot; and in a text of JSON, whose grammar writes no escapes, each set of characters, since the
+    compiler does not keep to that for every pattern. One that cannot be served is returned as it is.
+    """
+    scan = Scan(pattern=pattern, quoted=quoted)
     try:
         scan.run()
     except RegexFault:
-        return ()
-    return tuple(scan.dots)
+        return pattern
+    pieces, at = list[str](), 0
+    for start, end, chars in scan.sets:
+        if quoted or pattern[start] == ".":
+            kept = without(chars, ESCAPED_BY_JSON) if quoted else chars
+            pieces += [pattern[at:start], class_text(kept)]
+            at = end
+    return "".join([*pieces, pattern[at:]])
