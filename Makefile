@@ -7,6 +7,7 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(
 CONFIG ?= configs/quickstart.yaml
 PIP_ARGS ?=
 WORKERS ?= 2
+PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 
 CLIENTS ?= .venv-clients
@@ -42,10 +43,10 @@ test contract: export TOKENSPEED_DATA_PLANE_SYNC_DEBUG := error
 test contract: export TOKENSPEED_JIT_COMPILE_CHECK := error
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --max-worker-restart 2
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --max-worker-restart 2 $(PYTEST_ARGS)
 
-contract: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -q --contract-report=build/contract.json
+contract: PYTEST_ARGS = --contract-report=build/contract.json
+contract: test
 	$(BIN)/python tools/contract_report.py build/contract.json
 
 # These pin versions of what the engine uses too, so they live in an environment of their own.
