@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from smg_rig import until
+from smg_rig import MODEL, gateway, until
 from smg_servicer import BLOCK, servicer
 
 from tokenspeed.settings.choices import KvEventFormat
@@ -36,3 +36,16 @@ def test_a_subscriber_of_the_servicer_knows_what_is_cached_whenever_it_came(
             until(lambda: mirror.cleared, "the flush")
             assert (mirror.cleared, mirror.blocks) == (1, {})
             assert front.generate("after", PROMPTS[0]).cached_tokens == 0
+
+
+def test_the_gateway_serves_through_the_servicer_and_hears_its_events(tmp_path: Path) -> None:
+    body = {"model": MODEL, "prompt": "two blocks of tokens, of sixteen each", "max_tokens": 8, "temperature": 0}
+    with servicer(tmp_path, KvEventFormat.MAPS, pool_tokens=PAGES * BLOCK) as below:
+        with gateway(tmp_path, "--policy", "cache_aware", servicer=below.address) as front:
+            front.ready()
+            for cached in (0, 2 * BLOCK):
+                answer = front.http.post("/v1/completions", json={**body, "ignore_eos": True})
+                assert answer.status_code == 200, answer.text
+                usage = answer.json()["usage"]
+                assert (usage["completion_tokens"], usage["prompt_tokens_details"]["cached_tokens"]) == (8, cached)
+            assert f"block_size={BLOCK}" in front.process.says("Learned block_size from KV event")

@@ -157,10 +157,11 @@ class Gateway:
 
 
 @contextlib.contextmanager
-def gateway(scratch: Path, *arguments: str, engines: int = 1) -> Iterator[Gateway]:
+def gateway(scratch: Path, *arguments: str, engines: int = 1, servicer: str = "") -> Iterator[Gateway]:
+    """Over the wires of `engines`, or over the gRPC servicer at the address `servicer`."""
     model_folder(scratch)
     with reserved_ports(2 + engines) as (http_port, metrics_port, *wire_ports):
-        addresses = tuple(f"tcp://127.0.0.1:{port}" for port in wire_ports)
+        addresses = (f"grpc://{servicer}",) if servicer else tuple(f"tcp://127.0.0.1:{port}" for port in wire_ports)
         command = [sys.executable, "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(http_port)]
         command += ["--prometheus-port", str(metrics_port), "--prometheus-host", "127.0.0.1"]
         command += ["--worker-urls", *addresses, "--backend", "tokenspeed", "--model-path", MODEL]

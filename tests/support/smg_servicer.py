@@ -77,8 +77,9 @@ class Mirror:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Servicer:
-    """A ready servicer. `stub` speaks ``tokenspeed.grpc.scheduler.TokenSpeedScheduler``."""
+    """A ready servicer at `address`. `stub` speaks ``tokenspeed.grpc.scheduler.TokenSpeedScheduler``."""
 
+    address: str
     stub: Any
 
     def generate(self, rid: str, ids: list[int], *, max_new: int = 2) -> Any:
@@ -153,7 +154,7 @@ def servicer(scratch: Path, event_format: KvEventFormat, *, pool_tokens: int) ->
                 until(ready, "the servicer's engine and its events")
                 server.set_serving(True)
                 with grpc.insecure_channel(server.address) as channel:
-                    yield Servicer(stub=services.TokenSpeedSchedulerStub(channel))
+                    yield Servicer(address=server.address, stub=services.TokenSpeedSchedulerStub(channel))
         finally:
             server.stop(1.0)
 
