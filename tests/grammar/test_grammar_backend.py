@@ -127,6 +127,7 @@ def test_whitespace_between_the_tokens_of_json_is_bounded(backend: XgrammarBacke
         ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 3}'),
         ("structural_tag", '{"type": "structural_tag", "format": {"type": "zzz"}}'),
         ("zzz", "x"),
+        ("ebnf", "root ::= a\na ::= a"),
         ("json_schema", '{"const": "\\ud800"}'),
     ],
 )
