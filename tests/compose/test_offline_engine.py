@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 
 import attrs
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ from tokenspeed.compose.parts import PARTS, check_parts
 from tokenspeed.errors import EngineDead, RequestError, SettingsError
 from tokenspeed.plane.plan import Seat
 from tokenspeed.settings.model import DeviceSettings, ModelSettings, SchedulerSettings, Settings
+from tokenspeed.telemetry.meters import NullMeter
 
 TINY = Settings(
     model=ModelSettings(source="random:tiny-llama"),
@@ -87,6 +90,11 @@ def test_more_prompts_than_the_queue_holds_all_finish() -> None:
     [
         ([[]], SamplingOptions(), "prompts[0]"),
         ([[1, 2], [10**9]], SamplingOptions(), "prompts[1]"),
+        ([[1, 2**40]], SamplingOptions(), "prompts[0][1]"),
+        ([[1.5]], SamplingOptions(), "prompts[0]: [1.5] is not allowed"),
+        (["a", None], SamplingOptions(), "prompts[1]: None is not allowed"),
+        (None, SamplingOptions(), "prompts: None is not allowed"),
+        ("x", {"max_tokens": 3}, "sampling: SamplingOptions are needed"),
         ("x", SamplingOptions(temperature=float("nan")), "temperature"),
         ("x", SamplingOptions(max_tokens=0), "max_tokens"),
         ("x", SamplingOptions(n=10_000), "n"),
@@ -97,7 +105,7 @@ def test_invalid_input_is_refused_by_name_and_the_engine_goes_on(
     prompts: object, options: SamplingOptions, field: str
 ) -> None:
     with Engine(TINY) as engine:
-        with pytest.raises(RequestError, match=field.replace("[", r"\[").replace("]", r"\]")):
+        with pytest.raises(RequestError, match=re.escape(field)):
             engine.generate(prompts, options)  # type: ignore[arg-type]
         assert engine.generate("still here", GREEDY)
 
@@ -138,18 +146,50 @@ def test_a_failing_device_ends_every_request_with_engine_dead_and_the_engine_sti
     assert not {"ts-control", "ts-forward", "ts-exec"} & ours()
 
 
+class FailingMeter(NullMeter):
+    def round(self, **record: object) -> None:
+        raise ZeroDivisionError("planted in a meter")
+
+
+def test_what_ended_the_engine_is_the_cause_of_every_engine_dead() -> None:
+    async def both(engine: Engine) -> None:
+        with pytest.raises(EngineDead) as awaited:
+            await engine.generate_async("b")
+        with pytest.raises(EngineDead) as streamed:
+            _ = [delta async for delta in engine.stream_async("c")]
+        assert isinstance(awaited.value.__cause__, ZeroDivisionError)
+        assert isinstance(streamed.value.__cause__, ZeroDivisionError)
+
+    with Engine(TINY, meter=FailingMeter()) as engine:
+        with pytest.raises(EngineDead) as plain:
+            engine.generate("a")
+        assert isinstance(plain.value.__cause__, ZeroDivisionError)
+        asyncio.run(both(engine))
+
+
+def test_an_array_of_numpy_integers_is_one_prompt_and_messages_are_objects() -> None:
+    with Engine(TINY) as engine:
+        (done,) = engine.generate(np.array([5, 6, 7]), GREEDY)  # type: ignore[arg-type]
+        assert done.prompt_token_ids == (5, 6, 7)
+        with pytest.raises(RequestError, match="messages: a list of objects"):
+            engine.chat("hello")  # type: ignore[arg-type]
+
+
 def test_a_closed_engine_says_so() -> None:
     engine = Engine(TINY)
     engine.close()
     engine.close()
     with pytest.raises(EngineDead):
         engine.generate("x")
+    with pytest.raises(EngineDead):
+        engine.control("flush_cache")
 
 
 @pytest.mark.parametrize(
     ("parts", "text"),
     [
         ({"polcy": object()}, "did you mean policy"),
+        ({"connect": object()}, "no part is called 'connect'"),
         ({"policy": object()}, "part 'policy' does not fit SchedulingPolicy: object has no key"),
         ({"clock": attrs.make_class("Clock", [])()}, "has no now_s"),
     ],

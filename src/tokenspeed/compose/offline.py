@@ -13,18 +13,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from numbers import Integral
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, cast
 
 import attrs
+import numpy as np
 
 from tokenspeed.checkpoint.open import open_checkpoint
 from tokenspeed.checkpoint.progress import NoProgress, Progress
 from tokenspeed.checkpoint.sources import resolve_model
 from tokenspeed.compose.engine import RankEngine, rank_engine
+from tokenspeed.compose.parts import check_parts
 from tokenspeed.errors import EngineDead, RequestError
 from tokenspeed.frontend.engine_client import EngineClient, connect_client
 from tokenspeed.frontend.gate import waiting_gate
@@ -36,7 +41,7 @@ from tokenspeed.frontend.routing import LeastLoaded
 from tokenspeed.frontend.service import GenerationService
 from tokenspeed.frontend.text.chat import ChatTemplate, chat_template
 from tokenspeed.frontend.text.tokenizer import TextTokenizer, load_tokenizer
-from tokenspeed.plane.messages import AbortRequest, ControlOp, ControlReply, EngineInfo, frozen_tokens
+from tokenspeed.plane.messages import AbortRequest, ControlOp, ControlReply, EngineInfo, Int32Array, frozen_tokens
 from tokenspeed.plane.ports import EngineLink, FrontendLink, Wakeup
 from tokenspeed.settings.load import load_settings
 from tokenspeed.settings.model import Settings
@@ -48,6 +53,7 @@ log = logging.getLogger("tokenspeed.engine")
 T = TypeVar("T")
 Prompt: TypeAlias = str | Sequence[int]
 Message: TypeAlias = Mapping[str, Any]
+INT32 = (-(2**31), 2**31 - 1)
 
 
 @attrs.frozen(kw_only=True)
@@ -98,8 +104,13 @@ class Engine:
     """
 
     def __init__(
-        self, settings: Settings | str | None = None, *, progress: Progress | None = None, **parts: object
+        self,
+        settings: Settings | str | os.PathLike[str] | None = None,
+        *,
+        progress: Progress | None = None,
+        **parts: object,
     ) -> None:
+        check_parts(parts)  # ahead of downloads; also keeps this module's own arguments of `rank_engine` its own
         watch = progress or NoProgress()
         chosen = settings if isinstance(settings, Settings) else load_settings(settings)
         self._lifetime = ExitStack()
@@ -176,8 +187,8 @@ class Engine:
         self, prompts: Prompt | Sequence[Prompt], sampling: SamplingOptions | None = None
     ) -> list[Completion]:
         """As `generate`, awaitable from any event loop."""
-        work = asyncio.run_coroutine_threadsafe(self._generate(self._inputs(prompts, sampling)), self._alive())
-        return await asyncio.wrap_future(work)
+        with self._blaming():
+            return await asyncio.wrap_future(self._submit(self._generate(self._inputs(prompts, sampling))))
 
     async def stream_async(
         self, prompt: Prompt, sampling: SamplingOptions | None = None
@@ -186,7 +197,7 @@ class Engine:
         (inp,) = self._inputs([prompt], sampling)
         deltas = self._service.stream(inp)
         try:
-            while (delta := await asyncio.wrap_future(self._submit(_next(deltas)))) is not None:
+            while (delta := await self._next_async(deltas)) is not None:
                 yield delta
         finally:
             await asyncio.wrap_future(self._submit(deltas.aclose()))
@@ -196,6 +207,8 @@ class Engine:
 
         Raises: RequestError: the model has no chat template, or it refuses these messages.
         """
+        if not all(isinstance(message, Mapping) for message in messages):
+            raise RequestError("messages: a list of objects with role and content is needed", field="messages")
         if self._chat is None:
             raise RequestError(f"{self.info.model} has no chat template; set model.chat_template", field="messages")
         # The template writes its own BOS, if the model has one.
@@ -243,7 +256,7 @@ class Engine:
         try:
             self._rank.run()
         except BaseException as error:
-            # The edge of the control thread: kept for `close`, told to everyone who waits.
+            # The edge of the control thread: told to everyone who waits, as the cause of their EngineDead.
             self._ends.failure = error
             log.exception("the engine failed", exc_info=error)
             if self._ends.engine is not None:
@@ -288,16 +301,24 @@ class Engine:
 
     def _inputs(self, prompts: Prompt | Sequence[Prompt], sampling: SamplingOptions | None) -> list[GenerationInput]:
         self._alive()
-        options = sampling or SamplingOptions()
-        inputs = [options.with_prompt(frozen_tokens(self._ids(prompt))) for prompt in _listed(prompts)]
+        options = SamplingOptions() if sampling is None else sampling
+        if not isinstance(options, SamplingOptions):
+            raise RequestError(f"sampling: SamplingOptions are needed, not {options!r}", field="sampling")
+        listed = enumerate(_listed(prompts))
+        inputs = [options.with_prompt(self._ids(prompt, field=f"prompts[{at}]")) for at, prompt in listed]
         for at, inp in enumerate(inputs):
             faults = input_faults(inp, self.info, max_choices=self._settings.server.max_choices, field=f"prompts[{at}]")
             if faults:
                 raise RequestError("; ".join(str(fault) for fault in faults), field=faults[0].field)
         return inputs
 
-    def _ids(self, prompt: Prompt) -> Sequence[int]:
-        return self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    def _ids(self, prompt: Prompt, *, field: str) -> Int32Array:
+        if isinstance(prompt, str):
+            return frozen_tokens(self._tokenizer.encode(prompt))
+        if not isinstance(prompt, Iterable) or not all(isinstance(token, Integral) for token in prompt):
+            raise RequestError(f"{field}: {prompt!r} is not allowed; expected a text or token ids", field=field)
+        # No vocabulary reaches the bounds of int32: an id beyond them stays outside it, and is refused as one.
+        return frozen_tokens(np.clip(prompt, *INT32))
 
     async def _generate(self, inputs: list[GenerationInput]) -> list[Completion]:
         try:
@@ -324,20 +345,38 @@ class Engine:
             raise EngineDead("the engine was closed")
         return self._loop
 
-    def _submit(self, work: Coroutine[Any, Any, T]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._alive())
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._alive())
+        except EngineDead:
+            work.close()
+            raise
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        result: T = self._submit(work).result()
-        return result
+        with self._blaming():
+            return self._submit(work).result()
+
+    async def _next_async(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> ChoiceDelta | None:
+        with self._blaming():
+            return await asyncio.wrap_future(self._submit(_next(deltas)))
+
+    @contextmanager
+    def _blaming(self) -> Generator[None, None, None]:
+        """An EngineDead has what ended the control thread as its cause."""
+        try:
+            yield
+        except EngineDead as dead:
+            raise dead from self._ends.failure
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many: a text, a list of ids, or a list of either."""
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise RequestError(f"prompts: {prompts!r} is not allowed; expected texts or token ids", field="prompts")
     items = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
+    if items and all(isinstance(item, Integral) for item in items):
         return [cast("list[int]", items)]
     return cast("list[Prompt]", items)
 
