@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripted_engine import ScriptedEngine
 from starlette.types import ASGIApp
 
+from tokenspeed.frontend.calls import CallLog, NoCallLog
 from tokenspeed.frontend.engine_client import EngineClient, connect_client
 from tokenspeed.frontend.gate import SequenceGate, refusing_gate
 from tokenspeed.frontend.http.api import Api
@@ -73,6 +74,7 @@ async def frontend(
     chat: bool = True,
     family: OutputFamily | None = None,
     template: str = TEMPLATE,
+    calls: CallLog | None = None,
 ) -> AsyncIterator[FrontendRig]:
     """A frontend on the running loop. The engine is stepped by the test unless it was started."""
     engine = engine or ScriptedEngine()
@@ -89,6 +91,7 @@ async def frontend(
         clock=clock,
         meter=prometheus_request_meter(registry),
         timeout_s=settings.request_timeout_s,
+        calls=calls or NoCallLog(),
     )
     workers = text_workers()
     api = Api(

@@ -12,6 +12,7 @@ import attrs
 
 from tokenspeed.checkpoint.open import open_checkpoint
 from tokenspeed.checkpoint.sources import ResolvedModel
+from tokenspeed.frontend.calls import CallLines, NoCallLog
 from tokenspeed.frontend.engine_client import connect_client
 from tokenspeed.frontend.gate import refusing_gate
 from tokenspeed.frontend.http.api import Api
@@ -100,6 +101,7 @@ class HttpFrontend:
             meter=prometheus_request_meter(registry),
             timeout_s=self.settings.server.request_timeout_s,
             tracer=tracer,
+            calls=CallLines() if self.settings.log.requests else NoCallLog(),
         )
         signal.hurry = service.end_all
         api = Api(

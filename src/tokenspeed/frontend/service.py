@@ -13,7 +13,8 @@ from contextlib import aclosing
 
 import attrs
 
-from tokenspeed.errors import RequestError
+from tokenspeed.errors import EngineDead, RequestError
+from tokenspeed.frontend.calls import UNNAMED, CallLog, CallName, NoCallLog
 from tokenspeed.frontend.choice import Choice, NoStops
 from tokenspeed.frontend.engine_client import Arrived, EngineClient, Inbox
 from tokenspeed.frontend.gate import SequenceGate
@@ -28,6 +29,9 @@ from tokenspeed.plane.messages import EngineInfo, Finish, GenerateRequest, Sampl
 from tokenspeed.plane.ports import Clock
 from tokenspeed.plane.traces import NoTracer, Tracer
 
+CLIENT_LEFT = 499
+"""Told of a call whose consumer went away before its end."""
+
 
 @attrs.define(eq=False)
 class Group:
@@ -39,6 +43,7 @@ class Group:
     began_s: float
     live: int
     span: CallSpan
+    name: CallName
     answered: set[int] = attrs.field(factory=set[int])
     """Prompts whose first token came."""
     left: dict[int, int] = attrs.field(factory=dict[int, int])
@@ -67,6 +72,7 @@ class GenerationService:
     meter: RequestMeter
     timeout_s: float
     tracer: Tracer = attrs.field(factory=NoTracer)
+    calls: CallLog = attrs.field(factory=NoCallLog)
     live: LiveGroups = attrs.field(factory=LiveGroups)
 
     @property
@@ -91,15 +97,20 @@ class GenerationService:
     def end_named(self, name: str) -> int:
         """End what runs under a name that begins with `name`, with the reason ``abort``; returns how many sequences.
 
-        A sequence is known by the name in its input, and by the id that the engine knows it under.
+        A sequence is known by the name in its input, and by the id that the engine knows it under. A call's own
+        names are taken whole: the id in its answer, that with a sequence's place (``ID-0``), the client's id.
         """
         ended = 0
         for group in tuple(self.live.groups):
             rids = [
                 choice.rid
-                for choice in group.choices
+                for place, choice in enumerate(group.choices)
                 if not choice.state.ended
-                and (choice.rid == name or (choice.inp.name and choice.inp.name.startswith(name)))
+                and (
+                    choice.rid == name
+                    or group.name.means(name, place)
+                    or (choice.inp.name and choice.inp.name.startswith(name))
+                )
             ]
             group.engine.end(rids)
             ended += len(rids)
@@ -110,11 +121,13 @@ class GenerationService:
         """Of all engines; while they differ, each different one, in the engines' order."""
         return ", ".join(dict.fromkeys(engine.weight_version for engine in self.engines))
 
-    def stream(self, inp: GenerationInput) -> AsyncGenerator[ChoiceDelta, None]:
+    def stream(self, inp: GenerationInput, call: CallName = UNNAMED) -> AsyncGenerator[ChoiceDelta, None]:
         """Deltas of all `n` choices of one prompt, in order of arrival; see `stream_batch`."""
-        return self.stream_batch((inp,))
+        return self.stream_batch((inp,), call)
 
-    async def stream_batch(self, inputs: Sequence[GenerationInput]) -> AsyncGenerator[ChoiceDelta, None]:
+    async def stream_batch(
+        self, inputs: Sequence[GenerationInput], call: CallName = UNNAMED
+    ) -> AsyncGenerator[ChoiceDelta, None]:
         """Deltas of all choices of all `inputs`, in order of arrival; close it to cancel what still runs.
 
         Raises:
@@ -123,12 +136,13 @@ class GenerationService:
         """
         total = sum(inp.n for inp in inputs)
         began_s = self.clock.now_s()
-        await self.gate.enter(total)
-        held = total
+        held = 0
         group: Group | None = None
-        reason = "abort"
+        reason, status = "abort", CLIENT_LEFT
         try:
-            group = self._start(inputs, began_s)
+            await self.gate.enter(total)
+            held = total
+            group = self._start(inputs, call, began_s)
             self.live.groups.add(group)
             limit_s = min([self.timeout_s, *(inp.timeout_s for inp in inputs if inp.timeout_s is not None)])
             timer = asyncio.get_running_loop().call_later(limit_s, group.inbox.expire)
@@ -151,29 +165,34 @@ class GenerationService:
                         raise RequestError(f"the request ran longer than its limit of {limit_s:g} s", status=408)
             finally:
                 timer.cancel()
-        except Exception:
-            reason = "error"
+            status = 200
+        except Exception as exc:
+            reason, status = "error", _status_of(exc)
             raise
         finally:
             if group is not None:
+                if not group.live and status == CLIENT_LEFT:
+                    status = 200  # closed on the last delta
                 self.live.groups.discard(group)
                 self._close(group, reason)
             self.gate.leave(held)
+            rids = () if group is None else group.inbox.rids
+            self.calls.ended(call, rids=rids, status=status, seconds=self.clock.now_s() - began_s)
 
-    async def run(self, inp: GenerationInput) -> list[ChoiceResult]:
+    async def run(self, inp: GenerationInput, call: CallName = UNNAMED) -> list[ChoiceResult]:
         """All choices of one prompt, by index."""
-        (choices,) = await self.run_batch((inp,))
+        (choices,) = await self.run_batch((inp,), call)
         return choices
 
-    async def run_batch(self, inputs: Sequence[GenerationInput]) -> list[list[ChoiceResult]]:
+    async def run_batch(self, inputs: Sequence[GenerationInput], call: CallName = UNNAMED) -> list[list[ChoiceResult]]:
         """All choices of all prompts, in order. Raises what `stream_batch` raises."""
         found: list[list[list[ChoiceDelta]]] = [[[] for _ in range(inp.n)] for inp in inputs]
-        async with aclosing(self.stream_batch(inputs)) as deltas:
+        async with aclosing(self.stream_batch(inputs, call)) as deltas:
             async for delta in deltas:
                 found[delta.prompt_index][delta.index].append(delta)
         return [[joined(choice) for choice in choices] for choices in found]
 
-    def _start(self, inputs: Sequence[GenerationInput], began_s: float) -> Group:
+    def _start(self, inputs: Sequence[GenerationInput], call: CallName, began_s: float) -> Group:
         engine = self.engines[self.router.pick(self.engines)]
         rids = engine.new_rids(sum(inp.n for inp in inputs))
         eos = frozenset(engine.info.eos_token_ids)
@@ -193,6 +212,7 @@ class GenerationService:
             began_s=began_s,
             live=len(choices),
             span=span,
+            name=call,
             left={at: inp.n for at, inp in enumerate(inputs)},
         )
 
@@ -259,6 +279,16 @@ class GenerationService:
             if not choice.state.ended:
                 self._ended(group, choice, reason, now_s)
         group.span.end(began_s=group.began_s, now_s=now_s, wall_s=time.time(), reason=outcome)
+
+
+def _status_of(exc: Exception) -> int:
+    match exc:
+        case RequestError():
+            return exc.status
+        case EngineDead():
+            return 503
+        case _:
+            return 500
 
 
 def _request(choice: Choice, info: EngineInfo, trace: str) -> GenerateRequest:

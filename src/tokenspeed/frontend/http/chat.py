@@ -13,7 +13,7 @@ from starlette.responses import Response
 from tokenspeed.frontend.generation import ChoiceDelta, ChoiceResult, GenerationInput
 from tokenspeed.frontend.http.api import Api, unless_gone
 from tokenspeed.frontend.http.body import read_json
-from tokenspeed.frontend.http.common import check_model, request_id
+from tokenspeed.frontend.http.common import call_name, check_model, request_id
 from tokenspeed.frontend.http.conversation import OutputReader, prepare_conversation
 from tokenspeed.frontend.http.errors import JSON
 from tokenspeed.frontend.http.parse import shape_of
@@ -53,15 +53,16 @@ async def create_chat_completion(api: Api, request: Request) -> Response:
         reader=prepared.reader,
         tally=UsageTally(prompt_tokens=len(prepared.inp.prompt_ids)),
     )
+    call = call_name(answer.answer_id, echoed_id)
     if fields.stream:
         return EventStream(
-            api.service.stream(answer.inp),
+            api.service.stream(answer.inp, call),
             chunks=answer.chunks,
             last=answer.last,
             limit_s=api.settings.request_timeout_s,
             headers=echoed_id,
         )
-    choices = await unless_gone(request.receive, api.service.run(answer.inp))
+    choices = await unless_gone(request.receive, api.service.run(answer.inp, call))
     response = Response(msgspec.json.encode(answer.whole(choices)), media_type=JSON)
     response.raw_headers += echoed_id
     return response

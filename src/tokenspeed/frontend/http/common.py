@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 
+from tokenspeed.frontend.calls import CallName
 from tokenspeed.frontend.generation import GenerationInput
 from tokenspeed.frontend.http.api import Api
 from tokenspeed.frontend.http.errors import HttpError, faulty
@@ -45,6 +46,11 @@ def request_id(request: Request, given: str | None) -> tuple[tuple[bytes, bytes]
     if not _PRINTABLE.fullmatch(value):
         raise faulty([fault(name, value, f"1 to {MAX_REQUEST_ID_CHARS} printable ASCII characters without spaces")])
     return ((b"x-request-id", value.encode()),)
+
+
+def call_name(answer_id: str, echoed_id: tuple[tuple[bytes, bytes], ...]) -> CallName:
+    """What a call is called, from the id of its answer and what `request_id` echoes."""
+    return CallName(answer=answer_id, client=echoed_id[0][1].decode() if echoed_id else "")
 
 
 def sampling_of(fields: GenerationFields, max_tokens: int | None, tokenizer: TextTokenizer) -> SamplingParams:

@@ -13,7 +13,15 @@ from starlette.responses import Response
 from tokenspeed.frontend.generation import ChoiceDelta, ChoiceResult, GenerationInput
 from tokenspeed.frontend.http.api import Api, unless_gone
 from tokenspeed.frontend.http.body import read_json
-from tokenspeed.frontend.http.common import check_inputs, check_model, cut_to, input_of, request_id, sampling_of
+from tokenspeed.frontend.http.common import (
+    call_name,
+    check_inputs,
+    check_model,
+    cut_to,
+    input_of,
+    request_id,
+    sampling_of,
+)
 from tokenspeed.frontend.http.errors import JSON, faulty
 from tokenspeed.frontend.http.parse import shape_of
 from tokenspeed.frontend.http.replies import Completion, CompletionChoice, CompletionLogprobs
@@ -32,15 +40,16 @@ async def create_completion(api: Api, request: Request) -> Response:
     check_model(api, fields.model)
     echoed_id = request_id(request, fields.request_id)
     answer = await _prepare(api, fields)
+    call = call_name(answer.answer_id, echoed_id)
     if fields.stream:
         return EventStream(
-            api.service.stream_batch(answer.inputs),
+            api.service.stream_batch(answer.inputs, call),
             chunks=answer.chunks,
             last=answer.last,
             limit_s=api.settings.request_timeout_s,
             headers=echoed_id,
         )
-    choices = await unless_gone(request.receive, api.service.run_batch(answer.inputs))
+    choices = await unless_gone(request.receive, api.service.run_batch(answer.inputs, call))
     body = msgspec.json.encode(answer.whole(choices))
     response = Response(body, media_type=JSON)
     response.raw_headers += echoed_id

@@ -14,7 +14,7 @@ from tokenspeed.frontend.generation import ChoiceDelta, ChoiceResult
 from tokenspeed.frontend.http.api import Api, unless_gone
 from tokenspeed.frontend.http.blocks import Block, BlockRow, Step, StepKind
 from tokenspeed.frontend.http.body import read_json
-from tokenspeed.frontend.http.common import check_model, request_id
+from tokenspeed.frontend.http.common import call_name, check_model, request_id
 from tokenspeed.frontend.http.conversation import OutputReader, prepare_conversation
 from tokenspeed.frontend.http.errors import JSON, Failure
 from tokenspeed.frontend.http.messages_chat import chat_of
@@ -45,16 +45,17 @@ async def create_message(api: Api, request: Request) -> Response:
         reader=prepared.reader,
         prompt_tokens=len(prepared.inp.prompt_ids),
     )
+    call = call_name(answer.answer_id, echoed_id)
     if fields.stream:
         return EventStream(
-            api.service.stream(prepared.inp),
+            api.service.stream(prepared.inp, call),
             chunks=answer.events,
             last=answer.last,
             limit_s=api.settings.request_timeout_s,
             headers=echoed_id,
             style=EventStyle(encode=named_event, failed=_failed, end=b""),
         )
-    (result,) = await unless_gone(request.receive, api.service.run(prepared.inp))
+    (result,) = await unless_gone(request.receive, api.service.run(prepared.inp, call))
     response = Response(msgspec.json.encode(answer.whole(result)), media_type=JSON)
     response.raw_headers += echoed_id
     return response

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenspeed.errors import RequestError
+from tokenspeed.frontend.calls import CallName
 from tokenspeed.frontend.generation import GenerationInput
 from tokenspeed.frontend.http.api import Api
 from tokenspeed.frontend.http.info import json_reply
@@ -44,7 +45,7 @@ async def health_generate(api: Api, _request: Request) -> Response:
         limit_s = min(PROBE_S, api.settings.stall_timeout_s)
         try:
             async with asyncio.timeout(limit_s):
-                await api.service.run(probe)
+                await api.service.run(probe, CallName(answer="health_generate"))
         except TimeoutError:
             raise RequestError(f"one token was not generated within {limit_s:g} s", status=503) from None
     return json_reply(Health())

@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenspeed.errors import RequestError
-from tokenspeed.frontend.generation import ChoiceDelta, GenerationInput
+from tokenspeed.frontend.generation import ChoiceDelta
 from tokenspeed.frontend.http.api import Api, unless_gone
 from tokenspeed.frontend.http.body import read_json
-from tokenspeed.frontend.http.common import check_model, request_id
+from tokenspeed.frontend.http.common import call_name, check_model, request_id
 from tokenspeed.frontend.http.conversation import prepare_conversation
 from tokenspeed.frontend.http.errors import JSON, failure, faulty
 from tokenspeed.frontend.http.parse import shape_of
@@ -38,9 +38,10 @@ async def create_response(api: Api, request: Request) -> Response:
     prepared = await prepare_conversation(api, chat_of(fields, earlier, items), field="input")
     kept = Kept(reply=new_reply(api, fields), messages=[*earlier, *items])
     answer = ResponseAnswer(api=api, reader=prepared.reader, kept=kept, prompt_tokens=len(prepared.inp.prompt_ids))
+    deltas = api.service.stream(prepared.inp, call_name(kept.reply.id, echoed_id))
     if fields.stream:
         return EventStream(
-            api.service.stream(prepared.inp),
+            deltas,
             chunks=answer.events,
             last=lambda: _stored(api, fields, answer),
             limit_s=api.settings.request_timeout_s,
@@ -49,9 +50,9 @@ async def create_response(api: Api, request: Request) -> Response:
         )
     if fields.background:
         api.enter()  # the work outlives this request and keeps a place of its own
-        api.responses.start(kept, _in_background(api, answer, prepared.inp))
+        api.responses.start(kept, _in_background(api, answer, deltas))
     else:
-        await unless_gone(request.receive, _consume(answer, api.service.stream(prepared.inp)))
+        await unless_gone(request.receive, _consume(answer, deltas))
         for _ in _stored(api, fields, answer):
             pass
     response = Response(msgspec.json.encode(kept.reply), media_type=JSON)
@@ -93,9 +94,9 @@ async def _consume(answer: ResponseAnswer, deltas: AsyncGenerator[ChoiceDelta, N
                 pass
 
 
-async def _in_background(api: Api, answer: ResponseAnswer, inp: GenerationInput) -> None:
+async def _in_background(api: Api, answer: ResponseAnswer, deltas: AsyncGenerator[ChoiceDelta, None]) -> None:
     try:
-        await _consume(answer, api.service.stream(inp))
+        await _consume(answer, deltas)
     except asyncio.CancelledError:
         answer.kept.reply.status = "cancelled"
     except Exception as exc:  # told to whoever asks for the response
