@@ -3,6 +3,7 @@
 import attrs
 
 from tokenspeed import Engine, SamplingOptions
+from tokenspeed.device.sampling.base import SampledTokens
 from tokenspeed.settings.model import ModelSettings, Settings
 
 
@@ -14,15 +15,15 @@ class ShortestPromptFirst:  # fits plane.ports.SchedulingPolicy
 
 
 @attrs.frozen(eq=False)
-class SecondBest:  # fits device.executors.ports.TokenSampler; made by the factory DeviceParts.sampler
+class SecondBest:  # fits device.sampling.base.Sampler; the class itself fits device.parts.SamplerFactory
     slots: int
     vocab_size: int
 
     def seat(self, seat): ...
     def release(self, slot): ...
-    def sample(self, logits, *, slots, positions):
+    def sample(self, logits, *, slots, positions, masks=None):  # no grammars: `masks` are passed over
         second = logits[:, : self.vocab_size].topk(2).indices[:, 1]
-        return attrs.make_class("Sampled", ["tokens", "nan"])(second, logits.isnan().any(-1))
+        return SampledTokens(tokens=second, nan=logits.isnan().any(-1))
 
 
 class CountingSink:  # fits plane.ports.KvEventSink

@@ -14,6 +14,7 @@ import torch
 from tokenspeed import Engine
 from tokenspeed.compose.offline import SamplingOptions
 from tokenspeed.compose.parts import PARTS, check_parts
+from tokenspeed.device.sampling.base import SampledTokens
 from tokenspeed.errors import EngineDead, RequestError, SettingsError
 from tokenspeed.plane.plan import Seat
 from tokenspeed.settings.model import DeviceSettings, ModelSettings, SchedulerSettings, Settings
@@ -124,12 +125,11 @@ class FailsAt:
     def release(self, slot: int) -> None:
         return None
 
-    def sample(self, logits: torch.Tensor, *, slots: object, positions: object) -> object:
+    def sample(self, logits: torch.Tensor, *, slots: object, positions: object, masks: object = None) -> SampledTokens:
         self.calls.append(len(logits))
         if len(self.calls) > 4:
             raise ZeroDivisionError("planted")
-        made = attrs.make_class("Sampled", ["tokens", "nan"])
-        return made(logits.argmax(-1), logits.isnan().any(-1))
+        return SampledTokens(tokens=logits.argmax(-1), nan=logits.isnan().any(-1))
 
 
 @pytest.mark.contract("SS-13")

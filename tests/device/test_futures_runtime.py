@@ -167,7 +167,7 @@ def test_a_sampler_on_the_host_is_refused_with_async_scheduling_and_taken_withou
         return HostSampler()
 
     parts = DeviceParts(sampler=host_sampler)
-    with pytest.raises(SettingsError, match=r"device.async_scheduling: the sampler HostSampler samples on the host"):
+    with pytest.raises(SettingsError, match=r"device.async_scheduling: this sampler samples on the host"):
         build_device_side(SETTINGS, checkpoint(), parts)
     left = [thread.name for thread in threading.enumerate() if thread.name in (OUTPUT_THREAD, "ts-device-clock")]
     assert left == []

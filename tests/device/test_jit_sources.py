@@ -16,7 +16,7 @@ from tokenspeed.compose.engine import RankEngine, rank_engine
 from tokenspeed.device.jit_monitor import JitCheckMode, JitMonitor
 from tokenspeed.device.jit_sources import hook_dynamo, hook_triton, open_sources
 from tokenspeed.device.parts import SamplerFactory
-from tokenspeed.device.sampling.base import SampledTokens, Sampler
+from tokenspeed.device.sampling.base import SampledTokens, Sampler, TokenMasks
 from tokenspeed.device.sampling.sampler import batch_sampler
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.plan import Seat
@@ -168,10 +168,12 @@ class Compiling:
     def release(self, slot: int) -> None:
         self.inner.release(slot)
 
-    def sample(self, logits: torch.Tensor, *, slots: Int64Array, positions: Int64Array) -> SampledTokens:
+    def sample(
+        self, logits: torch.Tensor, *, slots: Int64Array, positions: Int64Array, masks: TokenMasks | None = None
+    ) -> SampledTokens:
         self.asked.append(len(slots))
         torch.compile(lambda values: values + 1, backend="eager", dynamic=False)(torch.zeros(len(self.asked)))
-        return self.inner.sample(logits, slots=slots, positions=positions)
+        return self.inner.sample(logits, slots=slots, positions=positions, masks=masks)
 
 
 def rounds(engine: RankEngine, count: int) -> None:

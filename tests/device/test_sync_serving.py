@@ -15,7 +15,7 @@ from rig import request
 
 from tokenspeed.compose.engine import RankEngine, rank_engine
 from tokenspeed.device.guards import HostSyncDebug
-from tokenspeed.device.sampling.base import SampledTokens, Sampler
+from tokenspeed.device.sampling.base import SampledTokens, Sampler, TokenMasks
 from tokenspeed.device.sampling.sampler import batch_sampler
 from tokenspeed.device.sync_trap import SWITCH, SyncDebugMode
 from tokenspeed.errors import InvariantBroken
@@ -92,8 +92,10 @@ class HiddenItem:
     def release(self, slot: int) -> None:
         self.inner.release(slot)
 
-    def sample(self, logits: torch.Tensor, *, slots: Int64Array, positions: Int64Array) -> SampledTokens:
-        sampled = self.inner.sample(logits, slots=slots, positions=positions)
+    def sample(
+        self, logits: torch.Tensor, *, slots: Int64Array, positions: Int64Array, masks: TokenMasks | None = None
+    ) -> SampledTokens:
+        sampled = self.inner.sample(logits, slots=slots, positions=positions, masks=masks)
         if sampled.tokens[0].item() < 0:  # hidden
             raise AssertionError
         return sampled

@@ -1,18 +1,19 @@
 """The control plane's wiring. Knows specs and ports; imports no torch and no device class.
 
 Replace a part by handing it in: ``ControlContainer(settings=…, specs=…, plane=…, frontend=…,
-kv_sink=mine)``. Callers other than tests use `compose.engine.rank_engine`, which checks names and
-shapes; the container library checks neither.
+kv_sink=mine)``. Callers other than tests use `compose.engine.rank_engine`.
 """
 
 from __future__ import annotations
 
 import time
+from typing import Self
 
 import numpy as np
 from dependency_injector import containers, providers
 
 from tokenspeed.collective.solo import SoloMesh
+from tokenspeed.compose.parts import check_wiring
 from tokenspeed.compose.typed import given, one, pick, ref
 from tokenspeed.control.batch_log import BatchLog
 from tokenspeed.control.cache_ops import CacheOps
@@ -163,7 +164,14 @@ def policy_name(settings: Settings) -> str:
 
 
 class ControlContainer(containers.DeclarativeContainer):
-    """Every component of one rank's control plane; `loop` is the root."""
+    """Every component of one rank's control plane; `loop` is the root.
+
+    Raises: SettingsError: a name that is no part, or an object that does not fit its protocol.
+    """
+
+    def __new__(cls, **given_parts: object) -> Self:
+        check_wiring(given_parts, cls.providers)
+        return super().__new__(cls, **given_parts)
 
     settings: providers.Provider[Settings] = given(Settings)
     specs: providers.Provider[DeviceSpecs] = given(DeviceSpecs)

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import partial, wraps
 from types import MappingProxyType
 from typing import TypeAlias, cast
 
@@ -25,7 +25,7 @@ from tokenspeed.checkpoint.sources import ResolvedModel, resolve_model
 from tokenspeed.compose.control import ControlContainer
 from tokenspeed.compose.facts import engine_info
 from tokenspeed.compose.grammars import compile_pool, serves_grammars, vocabulary_of
-from tokenspeed.compose.parts import check_parts, misfit
+from tokenspeed.compose.parts import check_part, check_parts, misfit
 from tokenspeed.compose.typed import given, one, ref
 from tokenspeed.control.event_loop import EventLoop
 from tokenspeed.control.wakeup import ThreadWakeup
@@ -37,6 +37,8 @@ from tokenspeed.device.guards import EnterServing, SyncDebug, sync_debug
 from tokenspeed.device.jit_monitor import jit_monitor
 from tokenspeed.device.jit_sources import JitSources, open_sources
 from tokenspeed.device.parts import DeviceParts, ModelFactory, SamplerFactory
+from tokenspeed.device.sampling.base import Sampler
+from tokenspeed.device.sampling.checked import CheckedSampler
 from tokenspeed.device.specs_of import vocabulary_of as vocabulary_size
 from tokenspeed.device.survey import survey
 from tokenspeed.errors import SettingsError
@@ -205,14 +207,25 @@ def _device_parts(given_parts: Mapping[str, object], *, sync: SyncDebug, own_pro
     """Raises: SettingsError: a part does not fit its protocol."""
     protocols: dict[str, type] = {"model": ModelFactory, "sampler": SamplerFactory}
     for name, value in given_parts.items():
-        if not callable(value) and (fault := misfit(value, protocols[name])):
-            raise SettingsError(f"part {name!r} does not fit {protocols[name].__name__}: {fault}")
+        check_part(name, value, protocols[name])
+    sampler = cast("SamplerFactory | None", given_parts.get("sampler"))
     return DeviceParts(
         model=cast("ModelFactory | None", given_parts.get("model")),
-        sampler=cast("SamplerFactory | None", given_parts.get("sampler")),
+        sampler=None if sampler is None else _checked(sampler),
         rounds=GcHooks() if own_process else AutomaticCollection(),
         watch=sync.watching,
     )
+
+
+def _checked(make: SamplerFactory) -> SamplerFactory:
+    @wraps(make, assigned=(), updated=())  # the build reads from its parameters whether it takes processors
+    def checked(**arguments: int) -> Sampler:
+        made = make(**arguments)
+        if fault := misfit(made, Sampler):
+            raise SettingsError(f"part 'sampler' makes what does not fit Sampler: {fault}")
+        return CheckedSampler(inner=made, samples_on_host=getattr(made, "samples_on_host", False))
+
+    return checked
 
 
 __all__ = ["Connect", "EngineContainer", "RankEngine", "rank_engine", "survey"]

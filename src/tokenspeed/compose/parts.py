@@ -1,8 +1,8 @@
 """Every part of a rank that can be replaced: its name, the protocol it must fit, and where it goes.
 
-`rank_engine(settings, name=object)` checks what it is given against this table, because the
-container library checks neither names nor shapes: a wrong name, or an object whose methods do not
-fit, fails when the engine is built, with the part's name.
+`rank_engine(settings, name=object)` and `ControlContainer(name=object)` check what they are given
+against this table, because the container library checks neither names nor shapes: a wrong name, or an
+object whose methods do not fit, fails when the engine is built, with the part's name.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import difflib
 import enum
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import attrs
+from dependency_injector import providers
 
 from tokenspeed.control.epd import Epd
 from tokenspeed.control.eplb import Eplb
@@ -22,7 +23,17 @@ from tokenspeed.control.l3 import L3
 from tokenspeed.control.pd import Pd
 from tokenspeed.control.pipeline import Pipeline
 from tokenspeed.errors import SettingsError
-from tokenspeed.plane.ports import Clock, KvEventSink, Mesh, Meter, Scheduler, SchedulingPolicy, Wakeup
+from tokenspeed.plane.ports import (
+    Clock,
+    DataPlane,
+    FrontendLink,
+    KvEventSink,
+    Mesh,
+    Meter,
+    Scheduler,
+    SchedulingPolicy,
+    Wakeup,
+)
 from tokenspeed.plane.traces import Tracer
 
 
@@ -39,7 +50,7 @@ class Part:
 
     Attributes:
         protocol: what the object must fit; None for device parts, whose protocols only the device
-            side can import (it checks them itself).
+            side can import (`compose.engine` checks them).
     """
 
     name: str
@@ -64,9 +75,15 @@ PARTS: tuple[Part, ...] = (
     Part("eplb", Side.CONTROL, Eplb, "timing of expert rebalances"),
     Part("history", Side.CONTROL, History, "token-history seeds"),
     Part("pipeline", Side.CONTROL, Pipeline, "adoption of the last stage's results"),
-    Part("sampler", Side.DEVICE, None, "logits to tokens: a factory, see device.build.DeviceParts"),
-    Part("model", Side.DEVICE, None, "weights to a forward step: a factory, see device.build.DeviceParts"),
+    Part("sampler", Side.DEVICE, None, "logits to tokens: a factory, see device.parts.SamplerFactory"),
+    Part("model", Side.DEVICE, None, "weights to a forward step: a factory, see device.parts.ModelFactory"),
 )
+
+ENDS: tuple[Part, ...] = (
+    Part("plane", Side.CONTROL, DataPlane, "the device side"),
+    Part("frontend", Side.CONTROL, FrontendLink, "the engine's end of the frontend wire"),
+)
+"""What a control plane needs beside its settings and specs."""
 
 
 @attrs.frozen(kw_only=True)
@@ -84,30 +101,59 @@ def check_parts(given: Mapping[str, object]) -> ChosenParts:
     control: dict[str, object] = {}
     device: dict[str, object] = {}
     for name, value in given.items():
-        part = known.get(name)
-        if part is None:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"parts are {', '.join(known)}"
-            raise SettingsError(f"no part is called {name!r}; {hint}")
-        if part.protocol is not None and (fault := misfit(value, part.protocol)):
-            raise SettingsError(f"part {name!r} does not fit {part.protocol.__name__}: {fault}")
+        _check_name(name, known)
+        part = known[name]
+        if part.protocol is not None:
+            check_part(name, value, part.protocol)
         (control if part.side is Side.CONTROL else device)[name] = value
     return ChosenParts(control=control, device=device)
+
+
+def check_wiring(given: Mapping[str, object], known: Iterable[str]) -> None:
+    """What a control plane is put together from.
+
+    Args:
+        known: the names that there are.
+    Raises: SettingsError: another name, or an object that does not fit its protocol.
+    """
+    names = tuple(known)
+    protocols = {part.name: part.protocol for part in (*PARTS, *ENDS)}
+    for name, value in given.items():
+        _check_name(name, names)
+        if (protocol := protocols.get(name)) is not None and not isinstance(value, providers.Provider):
+            check_part(name, value, protocol)
+
+
+def check_part(name: str, value: object, protocol: type) -> None:
+    """Raises: SettingsError: `value` does not fit."""
+    if fault := misfit(value, protocol):
+        raise SettingsError(f"part {name!r} does not fit {protocol.__name__}: {fault}")
+
+
+def _check_name(name: str, known: Iterable[str]) -> None:
+    names = tuple(known)
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"parts are {', '.join(names)}"
+        raise SettingsError(f"no part is called {name!r}; {hint}")
 
 
 def misfit(value: object, protocol: type) -> str:
     """Why `value` cannot stand in for `protocol`, or "".
 
-    Looks at every public member: there at all, callable where the protocol has a method, and
-    callable with the protocol's own parameters.
+    Looks at every public member, and at a call of the value itself where the protocol has one: there at
+    all, callable where the protocol has a method, and callable with the protocol's own parameters.
     """
     for name, member in vars(protocol).items():
-        if name.startswith("_"):
+        if name.startswith("_") and name != "__call__":
             continue
-        mine = getattr(value, name, None)
+        # A class has a `__call__` of its metaclass, whose parameters say nothing.
+        mine = getattr(value, name, None) if name != "__call__" or not callable(value) else value
         if mine is None:
             return f"{type(value).__name__} has no {name}"
         if not inspect.isfunction(member):
+            if inspect.isroutine(mine):
+                return f"{name} is a method, not a value"
             continue
         if not callable(mine):
             return f"{name} is not a method"

@@ -62,7 +62,7 @@ class Sampler(Protocol):
             logits: float32 ``[m, vocab]``; not written to.
             slots: int64 ``[m]``.
             positions: int64 ``[m]``, the position each new token will have in its sequence.
-            masks: rows held by grammars; only given where there are some.
+            masks: rows held by grammars; None: no row is.
         """
         ...
 

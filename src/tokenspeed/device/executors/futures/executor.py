@@ -148,9 +148,9 @@ def futures_executor(
     """
     if asynchronous and getattr(sampler, "samples_on_host", False):
         raise SettingsError(
-            f"device.async_scheduling: the sampler {type(sampler).__name__} samples on the host, but a step's tokens "
-            f"must stay on the device until the next one has taken them; set device.async_scheduling to false "
-            f"(--no-async-scheduling) or device.executor to streams"
+            "device.async_scheduling: this sampler samples on the host, but a step's tokens "
+            "must stay on the device until the next one has taken them; set device.async_scheduling to false "
+            "(--no-async-scheduling) or device.executor to streams"
         )
     slots = slot_state(slots=request_slots, max_model_len=max_model_len, num_pages=num_pages, groups=groups)
     batch = input_batch(slots, max_model_len=max_model_len)
