@@ -182,7 +182,7 @@ def open_backend(
     threads = device.threads or machine.cpus
     log.info("compute: %d threads (%s)", threads, "device.threads" if device.threads else machine.cpu_source)
     if device.backend is BackendKind.CPU and (hint := wait_policy_hint(os.environ, threads=threads)):
-        log.warning("%s", hint)
+        log.info("%s", hint)
     return opener(threads)
 
 
