@@ -8,11 +8,13 @@ from pathlib import Path
 
 import attrs
 import pytest
+from device_doubles import TIMEOUT_S, CountingWakeup, FakeHandle
 from rig import hand_rig, request
 from test_ownership import on_members
 
 import tokenspeed
 from tokenspeed.control.pd import NoPeer
+from tokenspeed.device.data_plane import open_data_plane
 from tokenspeed.device.executors.futures.executor import FuturesExecutor
 from tokenspeed.device.executors.streams import StreamExecutor
 from tokenspeed.device.handle import StreamDeviceHandle
@@ -69,6 +71,23 @@ def test_the_relay_alone_takes_messages_from_the_wire_and_the_wire_alone_has_soc
         or (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "zmq")
     }
     assert importing <= {"wire", "telemetry"}  # the second publishes metrics to a process of its own
+
+
+@pytest.mark.contract("PT-15")
+def test_a_member_whose_device_hangs_comes_to_every_collective_of_the_round() -> None:
+    """Until it has to commit: then it waits for its device, as each member does."""
+    mesh, handle = memory_mesh(2), FakeHandle()
+    plane = open_data_plane(handle, CountingWakeup())
+    try:
+        members = [hand_rig(mesh=mesh[0]), hand_rig(mesh=mesh[1], plane=plane)]
+        members[0].put(request("a", 5), request("b", 9))
+        on_members(2, lambda rank: members[rank].loop.round())  # a member that stays away makes the others raise
+        assert handle.entered.wait(TIMEOUT_S)
+        assert handle.operations == []
+        assert [len(member.loop.state.in_flight) for member in members] == [1, 1]
+    finally:
+        handle.gate.set()
+        plane.close()
 
 
 @attrs.define(eq=False)
