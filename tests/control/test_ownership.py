@@ -231,27 +231,12 @@ def test_a_dispatch_carries_logprobs_seeds_and_grammar_advances_of_its_batch() -
 
 
 def test_the_queue_time_is_observed_once_at_the_first_dispatched_forward() -> None:
-    @attrs.define(eq=False)
-    class Times:
+    @attrs.frozen(eq=False)
+    class Times(NullMeter):
         queued_s: list[float] = attrs.field(factory=list)
-
-        def round(self, **_: object) -> None:
-            return None
-
-        def committed(self, **_: object) -> None:
-            return None
 
         def queued(self, seconds: float) -> None:
             self.queued_s.append(seconds)
-
-        def preempted(self, count: int) -> None:
-            return None
-
-        def finished(self, **_: object) -> None:
-            return None
-
-        def reported(self, load: object) -> None:
-            return None
 
     meter, clock = Times(), HandClock()
     rig = hand_rig(meter=meter)

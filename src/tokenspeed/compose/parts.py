@@ -147,13 +147,15 @@ def misfit(value: object, protocol: type) -> str:
     for name, member in vars(protocol).items():
         if name.startswith("_") and name != "__call__":
             continue
+        if isinstance(member, property):
+            if fault := _no_value(value, name):
+                return fault
+            continue
         # A class has a `__call__` of its metaclass, whose parameters say nothing.
-        mine = getattr(value, name, None) if name != "__call__" or not callable(value) else value
+        mine = value if name == "__call__" and callable(value) else getattr(value, name, None)
         if mine is None:
             return f"{type(value).__name__} has no {name}"
         if not inspect.isfunction(member):
-            if inspect.isroutine(mine):
-                return f"{name} is a method, not a value"
             continue
         if not callable(mine):
             return f"{name} is not a method"
@@ -168,3 +170,11 @@ def misfit(value: object, protocol: type) -> str:
             shown = ", ".join(str(p.name) for p in wanted)
             return f"{name}({shown}) cannot be called: {fault}"
     return ""
+
+
+def _no_value(value: object, name: str) -> str:
+    """Why `value` has no attribute `name` to be read, or "". A property is not read: that is its user's to do."""
+    found = inspect.getattr_static(value, name, None)
+    if found is None and not hasattr(value, name):
+        return f"{type(value).__name__} has no {name}"
+    return f"{name} is a method, not a value" if inspect.isfunction(found) else ""
