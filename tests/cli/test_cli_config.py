@@ -77,6 +77,8 @@ def test_config_prints_the_schema_and_json() -> None:
         (("--no-async-scheduling",), "device.async_scheduling", False),
         (("--served-model-name", "123"), "model.served_name", "123"),
         (("--gpu-memory-utilization", "0.25"), "device.memory_fraction", 0.25),
+        (("--disable-log-requests",), "log.requests", False),
+        (("--tool-call-parser", "hermes"), "server.tool_parser", "hermes"),
         (("--set", "log.format=json"), "log.format", "json"),
         (("hf:org/name",), "model.source", "hf:org/name"),
         (("./folder",), "model.source", "./folder"),
@@ -107,6 +109,9 @@ def test_a_flag_wins_over_the_file_and_the_environment(tmp_path: Path) -> None:
     [
         (("config", "--prot", "3"), "unknown option --prot; did you mean --port?"),
         (("serve", "--max-num-seq=3"), "unknown option --max-num-seq; did you mean --max-num-seqs?"),
+        (("serve", "--quantization", "awq"), "unknown option --quantization\n"),
+        (("serve", "--trust-remote-code"), "unknown option --trust-remote-code\n"),
+        (("serve", "--admin-kay", "x"), "unknown option --admin-kay; did you mean --admin-key?"),
         (("config", "a.yaml", "b.yaml"), "unknown argument b.yaml"),
         (("generate", "x", "--zzzzzz"), "unknown option --zzzzzz\n"),
         (("config", "--port"), "argument --port: expected one argument"),

@@ -29,11 +29,12 @@ class Parser(argparse.ArgumentParser):
         if not options:
             return
         name = options[0].split("=")[0]
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5) if name.startswith("-") else []
-        self.error(
-            f"unknown {'option' if name.startswith('-') else 'argument'} {name}"
-            + (f"; did you mean {near[0]}?" if near else "")
-        )
+        if not name.startswith("-"):
+            self.error(f"unknown argument {name}")
+        # Without their dashes, which all have in common. Below this, what is nearest means something else.
+        by_word = {option.lstrip("-"): option for option in known}
+        near = difflib.get_close_matches(name.lstrip("-"), by_word, n=1, cutoff=0.7)
+        self.error(f"unknown option {name}" + (f"; did you mean {by_word[near[0]]}?" if near else ""))
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n{self.prog} --help shows what it takes\n")
@@ -76,7 +77,9 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     )
     helps = {key.dotted: key.help for key in keys(Settings)}
     for flag in FLAGS:
-        text = f"{flag.key}{'' if flag.value is None else f' = {flag.value}'}: {helps[flag.key]}".replace("%", "%%")
+        about = helps[flag.key]
+        text = f"{flag.key}: {about}" if flag.value is None else f"sets {flag.key} to {flag.value} ({about})"
+        text = text.replace("%", "%%")
         nargs = 0 if flag.value is not None else None
         metavar = flag.key.split(".")[1].upper() if flag.value is None else None
         group.add_argument(
