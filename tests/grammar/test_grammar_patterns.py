@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import re
 from random import Random
 
 import pytest
 import regress
+from grammar_filler import BYTES
 from random_schemas import random_pattern
 
+from tokenspeed.grammar.backend import TokenMatcher, XgrammarBackend, load_backend
 from tokenspeed.grammar.char_class import ESCAPED_BY_JSON, LAST, Chars, class_text, complement, union, without
 from tokenspeed.grammar.regex import regex_fault, spelled_out
+from tokenspeed.plane.grammar import GrammarSource
 
 EDGES = (0, 1, 0x1F, 0x20, 0x22, 0x5C, 0x5D, 0xFFFE, 0xFFFF, 0x10000, LAST - 1, LAST)
 TEXTS = ("", "a", "Z0", '"', "\\", "\n", "\t", "é", "日", "\u2028", "\xa0", "\U0001f600", "ab", "a b", "9-_", "/.:")
@@ -70,3 +76,42 @@ def test_inside_of_json_no_set_has_what_is_written_with_an_escape() -> None:
     assert spelled_out(r"[!-\]][^a]\d", quoted=True) == (
         r"[\u0021\u0023-\u005b\u005d][^\u0000-\u001f\u0022\u005c\u0061][\u0030-\u0039]"
     )
+
+
+SHORT = ["".join(signs) for size in range(5) for signs in itertools.product("abx", repeat=size)]
+REPEATED = ("", "", "?", "*", "+", "{2}", "{1,3}", "{0,2}", "{2,}", "??", "{1,2}?")
+
+
+def small_pattern(rng: Random, depth: int = 0) -> str:
+    """Few signs and many groups: whether they are put together rightly shows in short texts."""
+    kind = rng.random()
+    if depth > 2 or kind < 0.35:
+        return rng.choice(["a", "b", "x", "[ab]", "[^a]", "."]) + rng.choice(REPEATED)
+    if kind < 0.6:
+        return small_pattern(rng, depth + 1) + small_pattern(rng, depth + 1)
+    if kind < 0.75:
+        return f"({small_pattern(rng, depth + 1)}|{small_pattern(rng, depth + 1)})"
+    return f"(?P<n{rng.randrange(10**6)}>{small_pattern(rng, depth + 1)}){rng.choice(REPEATED)}"
+
+
+def takes(matcher: TokenMatcher, text: str) -> bool:
+    matcher.reset()
+    return all(matcher.accept(byte) for byte in text.encode()) and matcher.accept(BYTES.stops[0])
+
+
+@pytest.fixture(scope="module")
+def backend() -> XgrammarBackend:
+    return load_backend(BYTES, whitespace=0)
+
+
+def test_a_compiled_pattern_accepts_exactly_what_it_matches_among_all_short_texts(backend: XgrammarBackend) -> None:
+    patterns = [r"a(?:xb{1,3})?x", "a(xb+)?x", "(x{1,2}|)b", "(^a|b$)", "x|^a"]
+    patterns += [small_pattern(Random(f"small {number}")) for number in range(60)]
+    for pattern in patterns:
+        assert regex_fault(pattern, quoted=True) == ""
+        plain = backend.compile(GrammarSource(kind="regex", text=pattern)).matcher()
+        schema = json.dumps({"type": "string", "pattern": pattern})
+        quoted = backend.compile(GrammarSource(kind="json_schema", text=schema)).matcher()
+        wanted = [text for text in SHORT if re.fullmatch(pattern, text)]
+        assert [text for text in SHORT if takes(plain, text)] == wanted, pattern
+        assert [text for text in SHORT if takes(quoted, f'"{text}"')] == wanted, pattern

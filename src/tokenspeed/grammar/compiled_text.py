@@ -5,7 +5,11 @@ keeps other names apart from those named by their letters, but a name has furthe
 ``"\\u0061"`` is ``"a"``, and the later of two values counts. An answer without other properties is valid
 wherever one with them is, so nothing is lost of what a schema demands.
 
-Regular expressions are spelled out, see `grammar.regex.spelled_out`.
+A pattern gets a last part that is never written. The compiler has two ways with patterns in JSON, and takes the
+one that regular expressions alone take where a character is not ASCII's; its other one lets ``a(?:xb+)?c`` match "abc".
+
+Some formats are compiled as patterns, see `grammar.formats`; patterns are spelled out, see
+`grammar.regex.spelled_out`.
 """
 
 from __future__ import annotations
@@ -13,12 +17,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+from tokenspeed.grammar.formats import PATTERNS
 from tokenspeed.grammar.regex import spelled_out
 from tokenspeed.grammar.schema_parts import OTHER_NAMES
 from tokenspeed.plane.grammar import GrammarSource
 
 _BY_NAME = ("properties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_NEVER = "(?:é){0}"
 _VALUES = ("const", "enum", "default", "examples", "example")
 _IN_TAGS = ("json_schema", "schema")
 
@@ -49,6 +55,10 @@ def _schema(node: object) -> object:
     if not isinstance(node, dict):
         return node
     made = {name: _keyword(name, value) for name, value in node.items()}
+    named = made.get("format")
+    if isinstance(named, str) and named in PATTERNS and _is_text(made.get("type")):
+        del made["format"]
+        made["pattern"] = _in_json(PATTERNS[named])
     if made.get("properties"):
         for name in OTHER_NAMES:
             if made.get(name) in (True, {}):
@@ -56,11 +66,19 @@ def _schema(node: object) -> object:
     return made
 
 
+def _in_json(pattern: str) -> str:
+    return f"(?:{spelled_out(pattern, quoted=True)}){_NEVER}"
+
+
+def _is_text(kind: object) -> bool:
+    return kind == "string" or (isinstance(kind, list) and "string" in kind)
+
+
 def _keyword(name: str, value: object) -> object:
     if name == "pattern" and isinstance(value, str):
-        return spelled_out(value, quoted=True)
+        return _in_json(value)
     if name == "patternProperties" and isinstance(value, dict):
-        return {spelled_out(pattern, quoted=True): _schema(inner) for pattern, inner in value.items()}
+        return {_in_json(pattern): _schema(inner) for pattern, inner in value.items()}
     if name in _BY_NAME and isinstance(value, dict):
         return {key: _schema(inner) for key, inner in value.items()}
     if name in _LISTS and isinstance(value, list):

@@ -50,12 +50,14 @@ class Scan:
         quoted: the text stands between the quotes of JSON, and its grammar writes no escapes.
         groups: open ones, the whole pattern first.
         sets: begin and end of what stands for one of several characters, and these.
+        named: begin and end of what opens a group with a name.
     """
 
     pattern: str
     quoted: bool
     groups: list[Group] = attrs.field(factory=lambda: [Group(first=True)])
     sets: list[tuple[int, int, Chars]] = attrs.field(factory=list[tuple[int, int, Chars]])
+    named: list[tuple[int, int]] = attrs.field(factory=list[tuple[int, int]])
 
     def run(self) -> None:
         """Raises: RegexFault."""
@@ -71,7 +73,10 @@ class Scan:
                 self._no_odd_group(at)
                 self.groups.append(Group(first=group.first and group.empty))
                 group.empty = False
-                return at + self._opening(at)
+                size = self._opening(at)
+                if size > len("(?:"):
+                    self.named.append((at, at + size))
+                return at + size
             case ")" if len(self.groups) > 1:
                 self._close(at)
                 return at + 1
@@ -230,17 +235,22 @@ def spelled_out(pattern: str, *, quoted: bool = False) -> str:
     """The pattern as it is compiled: what the compiler would read in another way as classes of single characters.
 
     That is a dot; and in a text of JSON, whose grammar writes no escapes, each set of characters, since the
-    compiler does not keep to that for every pattern. One that cannot be served is returned as it is.
+    compiler does not keep to that for every pattern. Groups lose their names. A pattern that cannot be served
+    is returned as it is.
     """
     scan = Scan(pattern=pattern, quoted=quoted)
     try:
         scan.run()
     except RegexFault:
         return pattern
-    pieces, at = list[str](), 0
+    changes = [(start, end, "(?:") for start, end in scan.named]
     for start, end, chars in scan.sets:
-        if quoted or pattern[start] == ".":
-            kept = without(chars, ESCAPED_BY_JSON) if quoted else chars
-            pieces += [pattern[at:start], class_text(kept)]
-            at = end
+        if quoted:
+            changes.append((start, end, class_text(without(chars, ESCAPED_BY_JSON))))
+        elif pattern[start] == ".":
+            changes.append((start, end, class_text(chars)))
+    pieces, at = list[str](), 0
+    for start, end, text in sorted(changes):
+        pieces += [pattern[at:start], text]
+        at = end
     return "".join([*pieces, pattern[at:]])
