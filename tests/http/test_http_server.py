@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import signal
 import socket
@@ -272,7 +273,10 @@ async def test_a_draining_server_answers_503_on_connections_it_still_has() -> No
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
-def test_what_still_runs_at_the_end_of_the_drain_ends_with_abort(*, stream: bool) -> None:
+def test_what_still_runs_at_the_end_of_the_drain_ends_with_abort(
+    caplog: pytest.LogCaptureFixture, *, stream: bool
+) -> None:
+    caplog.set_level(logging.INFO)
     engine = ScriptedEngine()
     engine.allow(2)
     with live_server(engine, settings=ServerSettings(port=0, shutdown_timeout_s=0.1)) as live:
@@ -296,6 +300,12 @@ def test_what_still_runs_at_the_end_of_the_drain_ends_with_abort(*, stream: bool
             last = answer.json()
         assert last["choices"][0]["finish_reason"] == "abort"
         assert len(engine.aborted) == 1
+        assert [
+            record.getMessage() for record in caplog.records if record.name.startswith(("tokenspeed", "uvicorn"))
+        ] == [
+            f"shutting down: {live.url} refuses connections; 1 sequences have 0.1 s",
+            "shutting down: 1 sequences did not end in time and are aborted",
+        ]
 
 
 def test_the_listening_socket_is_closed_after_stop() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,24 @@ def test_control_routes_take_the_admin_key_and_no_other(server: OpsServer, path:
     wrong = httpx.post(server.url + path, headers={"Authorization": "Bearer other"})
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (403, "forbidden")
     assert server.admin.get("/v1/models").status_code == 200
+
+
+def test_an_operation_has_a_line_and_a_question_has_none(
+    server: OpsServer, at_rest: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="tokenspeed.admin")
+    server.call("pause_generation")
+    server.call("is_paused")
+    refused = server.admin.post("/update_weights_from_disk", json={"model_path": "/no\nsuch"})
+    assert refused.status_code == 400
+    server.call("continue_generation")
+    told = [record.getMessage() for record in caplog.records if record.name == "tokenspeed.admin"]
+    assert [line.split(",")[0].split(": ")[:2] for line in told] == [
+        ["pause_generation", "done"],
+        ["update_weights_from_disk", "refused"],
+        ["continue_generation", "done"],
+    ]
+    assert "\n" not in told[1]
 
 
 def test_generate_tells_tokens_logprobs_and_where_they_came_from(server: OpsServer) -> None:

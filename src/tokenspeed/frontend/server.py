@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import time
 from collections.abc import AsyncGenerator, Generator
@@ -20,6 +21,8 @@ from uvicorn.server import ServerState
 
 from tokenspeed.errors import SettingsError
 from tokenspeed.frontend.http.api import Api
+
+log = logging.getLogger("tokenspeed.http")
 
 BACKLOG = 1024
 KEEP_ALIVE_S = 30
@@ -119,10 +122,15 @@ class HttpServer:
 
         Takes at most ``server.shutdown_timeout_s`` and a little; may be called more than once.
         """
+        began = not self.api.state.draining
         self.api.drain()
         self.server.leave()
-        done, _ = await asyncio.wait((self.task,), timeout=self.api.settings.shutdown_timeout_s)
+        limit_s, running = self.api.settings.shutdown_timeout_s, self.api.service.in_flight
+        if began:
+            log.info("shutting down: %s refuses connections; %d sequences have %g s", self.address, running, limit_s)
+        done, _ = await asyncio.wait((self.task,), timeout=limit_s)
         if not done:
+            log.warning("shutting down: %d sequences did not end in time and are aborted", self.api.service.in_flight)
             self.api.service.end_all()
             done, _ = await asyncio.wait((self.task,), timeout=CLOSING_S)
         if not done:
@@ -140,6 +148,7 @@ async def serving(app: ASGIApp, api: Api, sock: socket.socket) -> AsyncGenerator
     config = uvicorn.Config(
         app,
         log_config=None,
+        log_level="warning",  # start and end are told by us, in words that name the address and the requests
         access_log=False,
         lifespan="off",
         interface="asgi3",

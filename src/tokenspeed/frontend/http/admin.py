@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 
@@ -25,6 +26,10 @@ from tokenspeed.plane.messages import AbortRequest, ControlOp, ControlReply
 from tokenspeed.plane.operations import AskOp, StartProfileOp, StopProfileOp
 from tokenspeed.wire.faults import WireError
 from tokenspeed.wire.operations import operation_of
+
+log = logging.getLogger("tokenspeed.admin")
+
+MAX_TOLD_CHARS = 1024
 
 _POST, _BOTH = ("POST",), ("GET", "POST")
 
@@ -84,7 +89,12 @@ class AdminRoute:
             raise RequestError(str(fault), field=fault.field) from fault
         if isinstance(op, AbortRequest):
             return _abort(api, op)
+        began_s = api.service.clock.now_s()
         replies = await asyncio.gather(*(_called(api, at, op) for at in range(len(api.service.engines))))
+        if not isinstance(op, AskOp):
+            why = "; ".join(reply.message for reply in replies if not reply.success)
+            told = f"refused: {_one_line(why)}" if why else "done"
+            log.info("%s: %s, %.3f s", self.method, told, api.service.clock.now_s() - began_s)
         return _answer(op, replies)
 
 
@@ -121,6 +131,11 @@ async def _called(api: Api, at: int, op: ControlOp) -> ControlReply:
         return await api.service.engines[at].call(lambda call_id: attrs.evolve(op, call_id=call_id), timeout_s=limit_s)
     except TimeoutError:
         raise HttpError(f"the engine has not answered within {limit_s:g} s; it goes on", status=408) from None
+
+
+def _one_line(text: str) -> str:
+    """A refusal as it can stand in a log: paths and names in it are the caller's."""
+    return "".join(char if char.isprintable() else "?" for char in text[:MAX_TOLD_CHARS])
 
 
 def _abort(api: Api, op: AbortRequest) -> Response:

@@ -4,23 +4,10 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable
-from typing import Protocol
 
 import attrs
 
 from tokenspeed.frontend.text.tokenizer import TextTokenizer
-
-
-class TextDecoder(Protocol):
-    """Turns one sequence's ids into text piece by piece."""
-
-    def push(self, ids: Iterable[int]) -> str:
-        """Text that is certain after `ids`; never half a character."""
-        ...
-
-    def flush(self) -> str:
-        """What was held back; the sequence is over."""
-        ...
 
 
 def _utf8() -> codecs.IncrementalDecoder:

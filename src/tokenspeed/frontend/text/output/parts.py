@@ -32,9 +32,6 @@ class Part:
     call: int = 0
 
 
-Parts = Sequence[Part]
-
-
 class OutputParser(Protocol):
     """Reads one sequence's text; keeps what it cannot place yet, and never takes back what it returned."""
 

@@ -10,7 +10,6 @@ import attrs
 from tokenspeed.frontend.text.output.parts import Part, PartKind, find_first, texts
 
 FENCES = ("```tool_code\n", "```python\n")
-FENCE_END = "```"
 WORDS = {"true": True, "false": False, "null": None}
 MAX_CALL_CHARS = 1 << 16
 """A longer call is text: Python's parser reads it at once."""
