@@ -4,8 +4,7 @@ from tokenspeed.compose.control import ControlContainer
 from tokenspeed.plane.messages import GenerateRequest, SamplingParams, frozen_tokens
 from tokenspeed.plane.specs import DeviceSpecs
 from tokenspeed.settings.model import Settings
-from tokenspeed.testing import HandClock, HandWakeup, RecordingLink, ScriptedPlane
-from tokenspeed.testing.doubles import token_script
+from tokenspeed.testing import HandClock, HandWakeup, RecordingLink, ScriptedPlane, token_script
 
 SPECS = DeviceSpecs(
     backend="none",

@@ -14,8 +14,7 @@ from tokenspeed.plane.messages import Finish, TopLogprobs, frozen_tokens
 from tokenspeed.plane.plan import ForwardBatch, Sampling, int32
 from tokenspeed.plane.results import ForwardResult, PromptLogprobs
 from tokenspeed.plane.table import RequestTable, request_table
-from tokenspeed.testing import ScriptedPlane
-from tokenspeed.testing.doubles import token_script
+from tokenspeed.testing import ScriptedPlane, token_script
 
 
 def eos(*ids: int) -> np.ndarray:
@@ -233,6 +232,19 @@ def test_a_result_of_the_wrong_length_is_a_broken_invariant() -> None:
     table = table_with(3)
     with pytest.raises(InvariantBroken, match="one token for each sampled row"):
         Output(table=table, is_eos=eos(0)).commit(batch(table, "r0"), ForwardResult(tokens=[]))
+
+
+def test_a_token_outside_the_vocabulary_is_a_broken_invariant() -> None:
+    table = table_with(3)
+    with pytest.raises(InvariantBroken, match=r"a token outside the vocabulary \(vocab=1000, tokens=\[1000\]\)"):
+        Output(table=table, is_eos=eos(0)).commit(batch(table, "r0"), ForwardResult(tokens=[1000]))
+
+
+def test_a_script_that_is_over_says_so() -> None:
+    rig = hand_rig(plane=ScriptedPlane(answer=token_script([[7], [8]])))
+    rig.put(request("a", 3, max_new=4))
+    with pytest.raises(InvariantBroken, match="the script has no answer for another forward"):
+        rig.settle()
 
 
 def test_outputs_in_any_company_equal_a_request_alone() -> None:

@@ -16,7 +16,7 @@ from tokenspeed.control.event_loop import EventLoop
 from tokenspeed.control.wakeup import MonotonicClock, ThreadWakeup
 from tokenspeed.device.data_plane import HostDataPlane, open_data_plane
 from tokenspeed.plane.messages import OutputBatch
-from tokenspeed.plane.plan import Dispatch, ExecutionPlan
+from tokenspeed.plane.plan import DeviceCacheOp, Dispatch, ExecutionPlan
 from tokenspeed.testing import HashModelHandle, RecordingLink, hash_continuation, hash_model
 from tokenspeed.testing.device import Landed
 
@@ -53,7 +53,7 @@ class WatchedHandle(HashModelHandle):
     gate: threading.Event = attrs.field(factory=threading.Event)
     fail_at: int = -1
 
-    def execute(self, plan: ExecutionPlan, dispatch: Dispatch, cache_ops: tuple[object, ...]) -> Landed:
+    def execute(self, plan: ExecutionPlan, dispatch: Dispatch, cache_ops: tuple[DeviceCacheOp, ...]) -> Landed:
         self.threads.add(threading.current_thread().name)
         self.gate.wait(20)
         if self.forwards == self.fail_at:

@@ -9,6 +9,7 @@ import pytest
 from scheduler_rig import Rig, build, prompt
 from test_scheduler_pool import calls_of
 
+from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.plan import Sampling, int32
 from tokenspeed.plane.ports import SchedulingPolicy
 from tokenspeed.plane.table import request_table
@@ -25,6 +26,17 @@ def test_first_come_is_first_served() -> None:
     rig = build(max_num_seqs=1)
     rows = [rig.new(prompt(4, seed=seed), max_new=2, priority=-seed).row for seed in range(5)]
     assert order_of_service(rig) == rows
+
+
+@pytest.mark.parametrize(("keys", "text"), [([None], "no tuple"), ([(1.0,), ("x",)], "cannot be compared")])
+def test_a_policys_key_that_orders_nothing_is_named_with_the_policy(keys: list[object], text: str) -> None:
+    class Garbage(Fcfs):
+        def key(self, *, order: int, **_: int) -> tuple[float, ...]:  # type: ignore[override]
+            return keys[order % len(keys)]  # type: ignore[return-value]
+
+    rig = build(max_num_seqs=1, policy=Garbage())
+    with pytest.raises(InvariantBroken, match=rf"{text}.*policy='Garbage'"):
+        _ = [rig.new(prompt(4, seed=seed), max_new=2) for seed in range(2)]
 
 
 def test_lower_priority_values_are_served_first_and_equal_ones_in_order() -> None:

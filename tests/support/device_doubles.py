@@ -18,6 +18,7 @@ from tokenspeed.plane.messages import SamplingParams
 from tokenspeed.plane.plan import (
     FROM_DEVICE,
     BlockGrants,
+    DeviceCacheOp,
     Dispatch,
     ExecutionPlan,
     ForwardBatch,
@@ -111,7 +112,7 @@ class FakeHandle:
             raise ZeroDivisionError(f"planted in {operation}")
         self.intervals.append((operation, "end"))
 
-    def execute(self, plan: ExecutionPlan, dispatch: Dispatch, cache_ops: tuple[object, ...]) -> LatchedLanding:
+    def execute(self, plan: ExecutionPlan, dispatch: Dispatch, cache_ops: tuple[DeviceCacheOp, ...]) -> LatchedLanding:
         self._enter("execute", plan, dispatch, cache_ops)
         landing = LatchedLanding(value=ForwardResult(tokens=[plan.round_id]))
         if not self.held_landing:

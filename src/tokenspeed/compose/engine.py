@@ -77,7 +77,7 @@ class EngineContainer(containers.DeclarativeContainer):
 
 @attrs.frozen(kw_only=True, eq=False)
 class RankEngine:
-    """A built rank. `run` on its control thread; `stop` from any thread or signal handler's aftermath."""
+    """A built rank. `run` on its control thread; `stop` from any thread."""
 
     specs: DeviceSpecs
     info: EngineInfo

@@ -242,8 +242,12 @@ class Output:
         if cohort.keep is not None:
             new = new[cohort.keep]
             tokens = new.tolist()
+        try:
+            stops = self.is_eos.take(new)
+        except IndexError as cause:
+            raise InvariantBroken("a token outside the vocabulary", vocab=len(self.is_eos), tokens=tokens) from cause
         self._append(cohort, new)
-        finish, stops = None, self.is_eos.take(new)
+        finish = None
         over = batch.rows[result.grammar_ends] if result.grammar_ends else NOBODY
         # A search in bytes is several times faster than any().
         if cohort.left <= 0 or len(cohort.extra_at) or 1 in stops.tobytes() or len(over):

@@ -186,12 +186,12 @@ class StreamDeviceHandle:
     peer: RemotePeer = attrs.field(factory=NoRemotePeer)
     occupancy: Occupancy = attrs.field(default=FixedOccupancy("this device keeps its weights and its memory"))
 
-    def execute(self, plan: ExecutionPlan, dispatch: Dispatch, cache_ops: tuple[object, ...]) -> Landing:
+    def execute(self, plan: ExecutionPlan, dispatch: Dispatch, cache_ops: tuple[DeviceCacheOp, ...]) -> Landing:
         """Submit one plan. `cache_ops` is the device part of `cache_ops_from_plan` (DP-53)."""
         with self.profiler.batch(plan):
             return self._submit(plan, dispatch, cache_ops)
 
-    def _submit(self, plan: ExecutionPlan, dispatch: Dispatch, cache_ops: tuple[object, ...]) -> Landing:
+    def _submit(self, plan: ExecutionPlan, dispatch: Dispatch, cache_ops: tuple[DeviceCacheOp, ...]) -> Landing:
         stores = tuple(op for op in cache_ops if isinstance(op, WriteBackOp | SnapshotOp))
         loads = tuple(op for op in cache_ops if isinstance(op, LoadBackOp | RestoreOp))
         if len(stores) + len(loads) != len(cache_ops):

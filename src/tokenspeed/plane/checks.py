@@ -73,14 +73,6 @@ def fault(field: str, value: object, allowed: str) -> Fault:
     return Fault(field=_short(field), value=shown(value), allowed=allowed)
 
 
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def number_fault(field: str, value: object, low: float, high: float, *, above: bool = False) -> Iterable[Fault]:
     """A fault unless ``low <= value <= high`` (``low < value`` with `above`); NaN is out of every range."""
     fits = False

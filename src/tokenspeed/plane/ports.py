@@ -12,7 +12,7 @@ from typing import NewType, Protocol, TypeVar, runtime_checkable
 
 from tokenspeed.plane.messages import ControlReply, EngineEvent, EngineInfo, FrontendMessage, LoadReport, OutputBatch
 from tokenspeed.plane.operations import WeightsGroup, WeightsSource
-from tokenspeed.plane.plan import Dispatch, ExecutionPlan, StorageOp
+from tokenspeed.plane.plan import DeviceCacheOp, Dispatch, ExecutionPlan, StorageOp
 from tokenspeed.plane.results import CacheAcks, ForwardResult, KvEvent, SchedulerEvent, Sizes, StorageReport
 from tokenspeed.plane.scheduling import Scheduler, SchedulingPolicy
 
@@ -146,7 +146,7 @@ class DeviceHandle(Protocol):
     One method for each operation of `DataPlane` (ER-3).
     """
 
-    def execute(self, plan: ExecutionPlan, dispatch: Dispatch, cache_ops: tuple[object, ...]) -> Landing: ...
+    def execute(self, plan: ExecutionPlan, dispatch: Dispatch, cache_ops: tuple[DeviceCacheOp, ...]) -> Landing: ...
 
     def poll_cache_results(self) -> CacheAcks:
         """Thread-safe; looks at events only."""

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import attrs
 
+from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.ports import SchedulingPolicy
 from tokenspeed.plane.table import RequestTable
 
@@ -143,9 +144,15 @@ class WaitingQueue:
 
     def _push(self, row: int, *, first: int, since_round: int, key: Key) -> None:
         state = self.state
+        if not isinstance(key, tuple):
+            raise InvariantBroken("a key that is no tuple", policy=type(self.policy).__name__, row=row, key=key)
         state.serial += 1
         state.live[row] = Entry(state.serial, state.number, first, since_round, key)
-        heapq.heappush(state.heap, (key, int(self.table.identity.order[row]), state.serial, row))
+        try:
+            heapq.heappush(state.heap, (key, int(self.table.identity.order[row]), state.serial, row))
+        except TypeError as cause:
+            name = type(self.policy).__name__
+            raise InvariantBroken("a key that cannot be compared with others", policy=name, row=row, key=key) from cause
 
     def _drop_stale(self, heap: list[Item]) -> bool:
         """Whether a valid item is left, which is on top then."""

@@ -7,7 +7,7 @@ Each fits a seam of `plane.ports`. None of them patches anything; hand them to a
 from __future__ import annotations
 
 from tokenspeed.testing.device import HashModelHandle, hash_continuation, hash_model
-from tokenspeed.testing.doubles import HandClock, HandWakeup, RecordingLink, RecordingSink, ScriptedPlane
+from tokenspeed.testing.doubles import HandClock, HandWakeup, RecordingLink, RecordingSink, ScriptedPlane, token_script
 from tokenspeed.testing.mesh import memory_mesh
 from tokenspeed.testing.storage import ScriptedStorage
 
@@ -22,4 +22,5 @@ __all__ = [
     "hash_continuation",
     "hash_model",
     "memory_mesh",
+    "token_script",
 ]

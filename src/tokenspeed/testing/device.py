@@ -7,7 +7,7 @@ import numpy as np
 
 from tokenspeed.plane.messages import Int32Array
 from tokenspeed.plane.operations import WeightsGroup, WeightsSource
-from tokenspeed.plane.plan import FROM_DEVICE, Dispatch, ExecutionPlan, ForwardBatch
+from tokenspeed.plane.plan import FROM_DEVICE, DeviceCacheOp, Dispatch, ExecutionPlan, ForwardBatch
 from tokenspeed.plane.ports import Wakeup
 from tokenspeed.plane.results import NO_ACKS, CacheAcks, ForwardResult
 from tokenspeed.plane.specs import CacheGroupSpec, DeviceSpecs
@@ -49,7 +49,7 @@ class HashModelHandle:
     forwards: int = 0
     closed: bool = False
 
-    def execute(self, plan: ExecutionPlan, dispatch: Dispatch, cache_ops: tuple[object, ...]) -> Landed:
+    def execute(self, plan: ExecutionPlan, dispatch: Dispatch, cache_ops: tuple[DeviceCacheOp, ...]) -> Landed:
         copied = [self.memory[copy.group].block(copy.source) for copy in plan.pages_to_copy]
         for copy, content in zip(plan.pages_to_copy, copied, strict=True):
             self.memory[copy.group].fill(copy.destination, content)

@@ -228,10 +228,16 @@ class ScriptedPlane:
 
 
 def token_script(answers: Iterable[list[int]]) -> Callable[[ForwardBatch], list[int]]:
-    """An `answer` for `ScriptedPlane` that plays `answers` in order, one forward each."""
+    """An `answer` for `ScriptedPlane` that plays `answers` in order, one forward each.
+
+    Raises: InvariantBroken: of the answer, once the script is over.
+    """
     script = iter(answers)
 
-    def answer(_: ForwardBatch) -> list[int]:
-        return next(script)
+    def answer(batch: ForwardBatch) -> list[int]:
+        tokens = next(script, None)
+        if tokens is None:
+            raise InvariantBroken("the script has no answer for another forward", rows=len(batch.rows))
+        return tokens
 
     return answer

@@ -89,11 +89,6 @@ class SchedulerOutput:
     req_ids: tuple[str, ...]
     finished: tuple[int, ...]
 
-    @property
-    def num_scheduled_tokens(self) -> dict[str, int]:
-        """Tokens of each request of the batch."""
-        return dict(zip(self.req_ids, self.batch.counts.tolist(), strict=True))
-
 
 @attrs.frozen(kw_only=True, eq=False)
 class Sampled:
