@@ -288,6 +288,7 @@ def main() -> int:
     parser.add_argument("--steps-ms", type=float, nargs="+", default=[0.0, 25.0], help="of the device")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended, too
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         if "vllm" in options.frontends:

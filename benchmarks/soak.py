@@ -156,7 +156,7 @@ async def soak(
         "clients": clients,
         "minutes": minutes,
         **attrs.asdict(books),
-        "rss_kib": [sum(weight.rss_kib for weight in rest.weights.values()) for rest in rests],
+        "rss_kib": [{child: weight.rss_kib for child, weight in rest.weights.items()} for rest in rests],
         "tasks": [rest.said.get("frontend_tasks") for rest in rests],
         "first": {child: attrs.asdict(weight) for child, weight in rests[0].weights.items()},
         "last": {child: attrs.asdict(weight) for child, weight in end.weights.items()},
@@ -223,6 +223,7 @@ def main() -> int:
     parser.add_argument("--acts", nargs="+", choices=ACTS, default=tuple(ACTS), help="only these, to look for a fault")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended, too
     sets = [f"model.source={options.source}", "server.port=0", f"server.admin_key={ADMIN_KEY}", "log.level=warning"]
     words = [word for text in (*sets, "device.memory_gib=1.0", *options.set) for word in ("--set", text)]
     process = subprocess.Popen([sys.executable, "-m", "tokenspeed", "serve", *words], stdout=subprocess.PIPE, text=True)
