@@ -182,3 +182,20 @@ def test_bytes_that_are_no_utf_8_are_not_allowed_where_any_character_is(backend:
         assert not all(allowed)
         matcher.reset()
         assert all(matcher.accept(byte) for byte in begin + "é日\ud7ff\U0010ffff".encode())
+
+
+def in_a_tag(backend: XgrammarBackend, schema: object, text: str) -> bool:
+    content = {"type": "json_schema", "json_schema": schema}
+    tag = {"type": "structural_tag", "format": {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}}
+    return accepts(backend, "structural_tag", json.dumps(tag), f"<a>{text}</a>")
+
+
+def test_a_schema_in_a_structural_tag_is_held_as_strictly_as_one_alone(backend: XgrammarBackend) -> None:
+    short, items = {"type": "string", "maxLength": 3}, {"type": "array", "items": INT}
+    assert in_a_tag(backend, short, '"abc"')
+    assert not in_a_tag(backend, short, '"a\tb"')
+    assert not in_a_tag(backend, short, '"\x01"')
+    assert in_a_tag(backend, items, "[ 1 , 2 ]")
+    assert not in_a_tag(backend, items, "[   1]")
+    assert not in_a_tag(backend, {"type": "string", "pattern": "^a(x.+)?b$"}, '"axb"')
+    assert not in_a_tag(backend, {"type": "string", "format": "date"}, '"2023-02-29"')

@@ -207,6 +207,8 @@ def test_a_structural_tag_is_looked_through_for_schemas_and_patterns() -> None:
     thirds = {"type": "integer", "multipleOf": 3}
     assert "multipleOf" in source_fault(tag({"type": "json_schema", "json_schema": thirds}))
     assert "look-ahead" in source_fault(tag({"type": "regex", "pattern": "(?=a)"}))
+    unordered = {"type": "json_schema", "json_schema": {"type": "object"}, "any_order": True}
+    assert "any_order" in source_fault(tag(unordered))
 
 
 @pytest.mark.parametrize("kind", ["json_schema", "regex", "ebnf", "structural_tag"])

@@ -124,7 +124,7 @@ class XgrammarBackend:
     def compile(self, source: GrammarSource) -> XgrammarCompiled:
         compiler = self.compiler
         try:
-            text = compiled_text(source)
+            text = compiled_text(source, whitespace=self.whitespace)
             match source.kind:
                 case "json_schema":
                     bounded = {"max_whitespace_cnt": self.whitespace} if self.whitespace else {}
@@ -136,7 +136,8 @@ class XgrammarBackend:
                 case "ebnf":
                     inner = compiler.compile_grammar(text)
                 case "structural_tag":
-                    inner = compiler.compile_structural_tag(text)
+                    # Free text around the schemas then goes without those tokens, too.
+                    inner = (self.json_compiler if "Length" in text else compiler).compile_structural_tag(text)
                 case kind:
                     raise GrammarRefused(f"no grammar is called {kind!r}")
         except (RuntimeError, ValueError, TypeError, MemoryError) as error:  # how the library says no

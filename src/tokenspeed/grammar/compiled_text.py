@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 
 from tokenspeed.grammar.formats import PATTERNS
 from tokenspeed.grammar.regex import spelled_out
@@ -29,9 +30,11 @@ _VALUES = ("const", "enum", "default", "examples", "example")
 _IN_TAGS = ("json_schema", "schema")
 
 
-def compiled_text(source: GrammarSource) -> str:
+def compiled_text(source: GrammarSource, *, whitespace: int) -> str:
     """For a source that `source_fault` has passed.
 
+    Args:
+        whitespace: between the tokens of JSON inside a structural tag, at most.
     Raises: ValueError: it is not JSON.
     """
     match source.kind:
@@ -40,7 +43,7 @@ def compiled_text(source: GrammarSource) -> str:
         case "regex":
             return spelled_out(source.text)
         case "structural_tag":
-            return _changed(source.text, _in_tags)
+            return _changed(source.text, partial(_in_tags, whitespace=whitespace))
         case _:
             return source.text
 
@@ -86,13 +89,17 @@ def _keyword(name: str, value: object) -> object:
     return value if name in _VALUES else _schema(value)
 
 
-def _in_tags(value: object) -> object:
-    """A structural tag with its schemas and regular expressions changed."""
+def _in_tags(value: object, *, whitespace: int) -> object:
+    """A structural tag with its schemas and regular expressions changed, and its whitespace bounded."""
     if isinstance(value, list):
-        return [_in_tags(one) for one in value]
+        return [_in_tags(one, whitespace=whitespace) for one in value]
     if not isinstance(value, dict):
         return value
-    made = {name: _schema(one) if name in _IN_TAGS else _in_tags(one) for name, one in value.items()}
+    made = {
+        name: _schema(one) if name in _IN_TAGS else _in_tags(one, whitespace=whitespace) for name, one in value.items()
+    }
+    if value.get("type") == "json_schema" and "json_schema" in value:
+        made["max_whitespace_cnt"] = whitespace
     if value.get("type") == "regex" and isinstance(pattern := value.get("pattern"), str):
         made["pattern"] = spelled_out(pattern)
     return made

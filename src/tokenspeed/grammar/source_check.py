@@ -46,6 +46,8 @@ def _inside(value: object, path: str, depth: int) -> str:
         return next(filter(None, faults), "")
     if not isinstance(value, dict):
         return ""
+    if value.get("any_order", False) is not False:
+        return f"{path}.any_order: properties would no longer be required; this is not supported"
     for name in ("json_schema", "schema"):
         schema = value.get(name)
         if isinstance(schema, dict | bool) and (fault := schema_fault(json.dumps(schema))):
