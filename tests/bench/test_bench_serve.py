@@ -244,6 +244,15 @@ def test_the_command_fails_if_a_request_failed_and_if_there_is_no_server(toy: To
     talk = console()
     assert main(["bench", "serve", "--url", toy.url, "--file", str(file), "--warmup", "0", "--json", "-"], talk) == 1
     assert json.loads(talk.stdout.getvalue())["faults"] == {"400: no such prompt": 1}  # type: ignore[attr-defined]
+    file.write_text("refuse me\n")
+    talk = console()
+    assert main(["bench", "serve", "--url", toy.url, "--file", str(file), "--warmup", "0"], talk) == 1
+    told = talk.stdout.getvalue()  # type: ignore[attr-defined]
+    assert "failed 1 times: 400: no such prompt" in told
+    assert "time to first token" not in told
+    talk = console()
+    assert main(["bench", "serve", "--url", toy.url.removeprefix("http://")], talk) == 2
+    assert "--url: expected an address that begins with http:// or https://" in talk.stderr.getvalue()  # type: ignore[attr-defined]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
     talk = console()
@@ -255,7 +264,7 @@ def test_the_command_fails_if_a_request_failed_and_if_there_is_no_server(toy: To
 def test_an_engine_in_this_process_is_measured(kind: str) -> None:
     talk = console()
     tiny = ("random:tiny-llama", "--memory-gib", "0.25", "--max-num-seqs", "4", "--set", "device.threads=1")
-    data = ("--input-tokens", "6", "--output-tokens", "5", "--vocabulary", "120", "--requests", "3")
+    data = ("--input-tokens", "6", "--output-tokens", "5", "--requests", "3")
     assert main(["bench", kind, *tiny, *data, "--json", "-"], talk) == 0
     figures = json.loads(talk.stdout.getvalue())  # type: ignore[attr-defined]
     assert figures["kind"] == kind

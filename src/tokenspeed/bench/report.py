@@ -115,9 +115,15 @@ def table_of(report: Report) -> str:
         f"requests/s      {report.requests_per_s:.2f}",
         f"tokens/s        {report.output_tokens_per_s:.1f} out, {report.total_tokens_per_s:.1f} in and out",
         f"tokens          {report.prompt_tokens} in ({report.cached_tokens} cached), {report.output_tokens} out",
-        "",
-        f"{'ms':<26}{'mean':>10}{'p50':>10}{'p90':>10}{'p99':>10}{'max':>10}",
     ]
+    if report.completed:  # else there is no time to show, and zeros would look like one
+        lines += ["", *_times(report)]
+    lines += [f"failed {count} times: {fault}" for fault, count in report.faults]
+    return "\n".join(lines)
+
+
+def _times(report: Report) -> list[str]:
+    lines = [f"{'ms':<26}{'mean':>10}{'p50':>10}{'p90':>10}{'p99':>10}{'max':>10}"]
     for label, spread in (
         ("time to first token", report.ttft_ms),
         ("between pieces", report.itl_ms),
@@ -126,5 +132,4 @@ def table_of(report: Report) -> str:
     ):
         figures = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)
         lines.append(f"{label:<26}" + "".join(f"{figure:>10.2f}" for figure in figures))
-    lines += [f"failed {count} times: {fault}" for fault, count in report.faults]
-    return "\n".join(lines)
+    return lines

@@ -17,6 +17,9 @@ from tokenspeed.cli.options import add_settings, add_target
 from tokenspeed.cli.progress import progress_on
 from tokenspeed.errors import RequestError, SettingsError
 
+VOCABULARY = 8000
+"""Ids that models of any kind have; a server does not tell how many it has."""
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(metavar="KIND", required=True, dest="kind")
@@ -58,14 +61,14 @@ def _add_shape(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prefix-tokens", type=int, default=0, metavar="N", help="shared, before the input; default 0")
     group.add_argument("--prefix-groups", type=_positive, default=1, metavar="N", help="different prefixes; default 1")
     group.add_argument("--spread", type=float, default=0.0, metavar="F", help="lengths vary by this share, 0 to 1")
-    group.add_argument("--vocabulary", type=_positive, default=8000, metavar="N", help="ids below it; default 8000")
+    group.add_argument("--vocabulary", type=_positive, metavar="N", help="ids below it; default 8000, or the model's")
     group.add_argument("--seed", type=int, default=0, metavar="N")
     group.add_argument("--json", metavar="FILE", help="write the figures there; -: print them in place of the table")
 
 
 def run(options: argparse.Namespace, console: Console, *, engine: OpenEngine = open_engine) -> int:
     """1 if a request failed. Raises: SettingsError, RequestError."""
-    if not 0 <= options.spread <= 1 or options.prefix_tokens < 0 or options.vocabulary <= 100:
+    if not 0 <= options.spread <= 1 or options.prefix_tokens < 0 or (options.vocabulary or VOCABULARY) <= 100:
         raise SettingsError("--spread is from 0 to 1, --prefix-tokens at least 0, --vocabulary above 100")
     if options.kind == "serve":
         return _serve(options, console)
@@ -84,6 +87,8 @@ def _serve(options: argparse.Namespace, console: Console) -> int:
         raise SettingsError(f"--rate must be above 0, got {options.rate}")
     jobs = _serve_jobs(options)
     url = options.url.rstrip("/")
+    if not url.startswith(("http://", "https://")):
+        raise SettingsError(f"--url: expected an address that begins with http:// or https://, got {options.url!r}")
     model = options.model or asyncio.run(first_model(url, options.api_key))
     target = Target(url=url, model=model, api_key=options.api_key, chat=options.chat)
     if options.warmup > 0:
@@ -103,7 +108,7 @@ def _serve(options: argparse.Namespace, console: Console) -> int:
 def _serve_jobs(options: argparse.Namespace) -> list[Job]:
     if options.file is not None:
         return jobs_of_file(Path(options.file), options.requests, output_tokens=options.output_tokens)
-    return made_jobs(_shape(options), options.requests or 64, seed=options.seed)
+    return made_jobs(_shape(options, VOCABULARY), options.requests or 64, seed=options.seed)
 
 
 def _offline(options: argparse.Namespace, console: Console, engine: OpenEngine) -> int:
@@ -113,13 +118,14 @@ def _offline(options: argparse.Namespace, console: Console, engine: OpenEngine) 
     def sampling(tokens: int) -> SamplingOptions:
         return SamplingOptions(max_tokens=tokens, temperature=0.0, ignore_eos=True)
 
-    # Every request of a batch asks for the same number of tokens; only prompts may vary in length.
-    jobs = [
-        Job(prompt=job.prompt, output_tokens=options.output_tokens)
-        for job in made_jobs(_shape(options), options.requests * (1 + getattr(options, "runs", 1)), seed=options.seed)
-    ]
-    batches = [jobs[i : i + options.requests] for i in range(0, len(jobs), options.requests)]
     with engine(options, console) as talker, closing(progress_on(console.stderr)) as progress:
+        shape = _shape(options, min(VOCABULARY, talker.info.vocab_size))
+        # Every request of a batch asks for the same number of tokens; only prompts may vary in length.
+        jobs = [
+            Job(prompt=job.prompt, output_tokens=options.output_tokens)
+            for job in made_jobs(shape, options.requests * (1 + getattr(options, "runs", 1)), seed=options.seed)
+        ]
+        batches = [jobs[i : i + options.requests] for i in range(0, len(jobs), options.requests)]
         throughput(talker, batches[0][:1], sampling)  # warm-up, not counted
         if options.kind == "throughput":
             result = throughput(talker, batches[1], sampling)
@@ -141,14 +147,14 @@ def _offline(options: argparse.Namespace, console: Console, engine: OpenEngine) 
     return 0
 
 
-def _shape(options: argparse.Namespace) -> Shape:
+def _shape(options: argparse.Namespace, vocabulary: int) -> Shape:
     return Shape(
         prompt=options.input_tokens,
         output=options.output_tokens,
         prefix=options.prefix_tokens,
         groups=options.prefix_groups,
         spread=options.spread,
-        vocabulary=options.vocabulary,
+        vocabulary=options.vocabulary or vocabulary,
     )
 
 

@@ -14,8 +14,18 @@ from tokenspeed.cli.options import loaded_settings
 from tokenspeed.cli.progress import progress_on
 
 
+class Served(Protocol):
+    """What the terminal commands ask about a model."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+
 class Talker(Protocol):
     """What the terminal commands need of `tokenspeed.Engine`."""
+
+    @property
+    def info(self) -> Served: ...
 
     def generate(self, prompts: Sequence[str], sampling: Any) -> Sequence[Any]:  # Completion; torch-free here
         ...
