@@ -12,6 +12,8 @@ from typing import Protocol
 import attrs
 import torch
 
+from tokenspeed.errors import InvariantBroken
+
 
 class LayersReady(Protocol):
     """How many layers' KV have arrived for the blocks of this batch (RA-36).
@@ -85,3 +87,14 @@ class ForwardStep(Protocol):
             state ``[T, hidden]``.
         """
         ...
+
+
+def check_layers(layers: range, hidden: torch.Tensor | None, *, of: int) -> None:
+    """What every `ForwardStep.run` checks of its arguments first.
+
+    Raises: InvariantBroken: `layers` is not a range of a model of `of` layers, or `hidden` does not go with it.
+    """
+    if layers.step != 1 or not 0 <= layers.start < layers.stop <= of:
+        raise InvariantBroken("layers that are not a range of the model's", layers=layers, of=of)
+    if (hidden is None) != (layers.start == 0):
+        raise InvariantBroken("a hidden state is passed exactly when the first layer is not 0", layers=layers)

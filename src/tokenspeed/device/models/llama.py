@@ -16,8 +16,7 @@ from tokenspeed.device.kernels.linear import Linear
 from tokenspeed.device.kernels.registry import Kernels
 from tokenspeed.device.kv.pool import KvPool
 from tokenspeed.device.layers.rope import rope_turns
-from tokenspeed.device.step import LayersReady, RaggedRows
-from tokenspeed.errors import InvariantBroken
+from tokenspeed.device.step import LayersReady, RaggedRows, check_layers
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -73,10 +72,7 @@ class LlamaStep:
 
         Raises: InvariantBroken: `layers` is not a range of this model's, or `hidden` does not go with it.
         """
-        if layers.step != 1 or not 0 <= layers.start < layers.stop <= self.num_layers:
-            raise InvariantBroken("layers that are not a range of the model's", layers=layers, of=self.num_layers)
-        if (hidden is None) != (layers.start == 0):
-            raise InvariantBroken("a hidden state is passed exactly when the first layer is not 0", layers=layers)
+        check_layers(layers, hidden, of=self.num_layers)
         if hidden is None:
             hidden = torch.nn.functional.embedding(rows.token_ids, self.embedding)
         batch = attention_batch(rows, self._kv_geometry(), rows.block_tables)

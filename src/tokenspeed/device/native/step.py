@@ -15,7 +15,7 @@ from tokenspeed.device.native.memory import ALIGNMENT
 from tokenspeed.device.native.ready import LayerCounter
 from tokenspeed.device.native.structs import CallStruct, ModelStruct, PoolStruct, RowsStruct, Status, TableStruct
 from tokenspeed.device.native.weights import NativeWeights
-from tokenspeed.device.step import AllReady, LayersReady, RaggedRows
+from tokenspeed.device.step import AllReady, LayersReady, RaggedRows, check_layers
 from tokenspeed.errors import InvariantBroken
 
 _INT64 = ("token_ids", "positions", "offsets", "contexts", "logit_tokens")
@@ -66,10 +66,7 @@ class NativeStep:
 
         Raises: InvariantBroken: `layers`, `rows` or `hidden` cannot be computed; nothing was written.
         """
-        if layers.step != 1 or not 0 <= layers.start < layers.stop <= self.num_layers:
-            raise InvariantBroken("layers that are not a range of the model's", layers=layers, of=self.num_layers)
-        if (hidden is None) != (layers.start == 0):
-            raise InvariantBroken("a hidden state is passed exactly when the first layer is not 0", layers=layers)
+        check_layers(layers, hidden, of=self.num_layers)
         state = self._hidden(rows, hidden)
         logits = torch.empty((len(rows.logit_tokens), self.weights.config.vocab_size), dtype=torch.float32)
         match ready:
