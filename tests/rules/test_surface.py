@@ -8,6 +8,7 @@ import typing
 
 import pytest
 
+import tokenspeed
 from tokenspeed.plane import ports
 from tokenspeed.plane.ports import DataPlane, DeviceHandle
 
@@ -58,3 +59,10 @@ def test_every_protocol_of_the_seam_is_exported_and_can_be_asked_for_at_run_time
     }
     assert found <= set(ports.__all__)
     assert [name for name in found if not getattr(vars(ports)[name], "_is_runtime_protocol", False)] == []
+
+
+def test_what_the_package_exports_is_there_and_listed_before_it_is_loaded() -> None:
+    assert set(tokenspeed.__all__) <= set(dir(tokenspeed))
+    assert [name for name in tokenspeed.__all__ if not hasattr(tokenspeed, name)] == []
+    with pytest.raises(AttributeError, match="no attribute 'Enigne'"):
+        _ = tokenspeed.Enigne  # type: ignore[attr-defined]
