@@ -199,3 +199,12 @@ def test_a_schema_in_a_structural_tag_is_held_as_strictly_as_one_alone(backend: 
     assert not in_a_tag(backend, items, "[   1]")
     assert not in_a_tag(backend, {"type": "string", "pattern": "^a(x.+)?b$"}, '"axb"')
     assert not in_a_tag(backend, {"type": "string", "format": "date"}, '"2023-02-29"')
+
+
+def test_without_whitespace_json_has_one_form_and_tags_have_next_to_none() -> None:
+    backend = load_backend(BYTES, whitespace=0)
+    items = {"type": "array", "items": INT}
+    assert accepts(backend, "json_schema", json.dumps(items), "[1, 2]")
+    assert not accepts(backend, "json_schema", json.dumps(items), "[ 1, 2]")
+    assert in_a_tag(backend, items, "[1, 2]")
+    assert not in_a_tag(backend, items, "[1,  2]")

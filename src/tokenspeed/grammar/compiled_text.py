@@ -99,7 +99,7 @@ def _in_tags(value: object, *, whitespace: int) -> object:
         name: _schema(one) if name in _IN_TAGS else _in_tags(one, whitespace=whitespace) for name, one in value.items()
     }
     if value.get("type") == "json_schema" and "json_schema" in value:
-        made["max_whitespace_cnt"] = whitespace
+        made["max_whitespace_cnt"] = max(whitespace, 1)  # the compiler knows no less here
     if value.get("type") == "regex" and isinstance(pattern := value.get("pattern"), str):
         made["pattern"] = spelled_out(pattern)
     return made

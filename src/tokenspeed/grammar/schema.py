@@ -357,7 +357,8 @@ def _number(node: Mapping[str, object], asserted: frozenset[str], path: str) -> 
     most = [floor(found["maximum"])] if "maximum" in found else []
     most += [ceil(found["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in found else []
     if least and most and max(least) > min(most):
-        raise SchemaFault(f"{path}: no number with at most {DIGITS} digits behind the point is within its bounds")
+        names = " and ".join(found)
+        raise SchemaFault(f"{path}: no number with at most {DIGITS} digits behind the point is within {names}")
 
 
 def _bounds(asserted: frozenset[str]) -> Iterator[str]:
