@@ -10,10 +10,11 @@ CPU is that of the frontend's processes alone (of vLLM's: the API server), from 
 measured with steps of no time, where a frontend that falls behind sends several tokens in one event (`events` tells),
 and with steps of `--step-ms`, where each token has its own.
 
-A device whose host keeps ahead of it ends steps on a grid that begins when the first request reaches it. Latency is how
-long after a point of the grid that begins when that request was *sent* a token's event arrived: the way in, scheduling
-and the way out. Tokens of a step leave one after another, so the median of N streams is about half of what N tokens
-cost. Where steps took longer than they should (`step_ms` measured), there is no grid, and no latency is told.
+A device whose host keeps ahead of it ends steps on a grid. How late a token is, is the time from a point of that grid
+to its event; the grid is laid so that the promptest stream of a burst is not late at its best. Tokens of a step leave
+one after another, so the median of N streams is about half of what N tokens cost. Where a step took longer than asked
+for (`step` measured), there is no grid; streams whose events have several tokens tell nothing. `first`, of one stream
+alone, less the step, is the way in and out.
 
     python benchmarks/frontend_cost.py --frontends own smg --streams 16 256
     python benchmarks/frontend_cost.py --frontends own smg vllm --vllm-python PATH
@@ -43,6 +44,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from cpu_peers import prefer
 from machine import machine
 
 from tokenspeed.checkpoint.open import open_checkpoint
@@ -64,9 +66,11 @@ READY_S = 600.0
 class Deployment:
     """
     Attributes:
+        root: the process below which all others are.
         pids: of the processes by role, `frontend` and `engine`.
     """
 
+    root: int
     name: str
     url: str
     model: str
@@ -108,7 +112,7 @@ def ours(*, gateway: str, step_ms: float, seats: int) -> Iterator[Deployment]:
             raise SystemExit("the deployment did not come up")
         roles = {"frontend": ("frontend_main", "gateway_main"), "engine": ("rank_main",)}
         pids = {role: _matching(process.pid, marks) for role, marks in roles.items()}
-        yield Deployment(name=gateway, url=found[2], model=found[1], pids=pids)
+        yield Deployment(root=process.pid, name=gateway, url=found[2], model=found[1], pids=pids)
     finally:
         process.send_signal(signal.SIGTERM)
         process.stdout.read()
@@ -138,7 +142,8 @@ def vllm(*, python: str, folder: Path, step_ms: float, seats: int) -> Iterator[D
         _await_health(process, url)
         engine = _matching(process.pid, ("EngineCore",))
         rest = tuple(pid for pid in _tree(process.pid) if pid not in engine)
-        yield Deployment(name="vllm", url=url, model="m", pids={"frontend": rest, "engine": engine})
+        pids = {"frontend": rest, "engine": engine}
+        yield Deployment(root=process.pid, name="vllm", url=url, model="m", pids=pids)
     finally:
         process.terminate()
         process.wait()
@@ -224,8 +229,8 @@ class Tally:
         for stream in found:
             self.first_ms.append(1e3 * (stream.event_s[0] - stream.sent_s))
             self.gap_ms.append(1e3 * (stream.event_s[-1] - stream.event_s[0]) / (stream.tokens - 1))
-            if step_ms:
-                self.late_ms += [1e3 * (moment - begun_s) % step_ms for moment in stream.event_s]
+        if step_ms:
+            self.late_ms += lateness_ms(found, step_ms)
 
     def row(self, step_ms: float) -> dict[str, Any]:
         measured = statistics.fmean(self.gap_ms)
@@ -236,9 +241,25 @@ class Tally:
             "first_ms": statistics.median(self.first_ms),
             "step_ms": measured,
         }
-        if step_ms and measured < KEPT * step_ms:
+        if self.late_ms and measured < KEPT * step_ms:
             row["late_ms"] = dict(zip(("p50", "p90", "p99"), _quantiles(self.late_ms), strict=True))
         return row
+
+
+def lateness_ms(found: Sequence[Stream], step_ms: float) -> list[float]:
+    """Of every token of the streams that had an event for each: behind the grid that the promptest one lies on."""
+    lines = [
+        [1e3 * moment - at * step_ms for at, moment in enumerate(stream.event_s)]
+        for stream in found
+        if len(stream.event_s) == stream.tokens
+    ]
+    if not lines:
+        return []
+    # Places of the streams' best tokens on a circle of one step; the grid begins behind the largest gap.
+    places = sorted(min(line) % step_ms for line in lines)
+    gaps = [place - before for before, place in zip([places[-1] - step_ms, *places], places, strict=False)]
+    grid = places[gaps.index(max(gaps))]
+    return [late - min(line) + (min(line) - grid) % step_ms for line in lines for late in line]
 
 
 def _quantiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -286,6 +307,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--bursts", type=int, default=2, help="of one turn")
     parser.add_argument("--steps-ms", type=float, nargs="+", default=[0.0, 25.0], help="of the device")
+    parser.add_argument("--nice", type=int, default=0, help="priority of all that is measured, on a shared machine")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended, too
@@ -304,6 +326,8 @@ def main() -> int:
                     closing.enter_context(openers[name](step_ms=step_ms, seats=max(options.streams)))
                     for name in options.frontends
                 ]
+                for root in (os.getpid(), *(served.root for served in subjects)):
+                    prefer(root, options.nice)
                 for streams in options.streams:
                     how = {"tokens": options.tokens, "turns": options.turns, "bursts": options.bursts}
                     for row in measure(subjects, streams=streams, step_ms=step_ms, **how):
