@@ -60,7 +60,7 @@ COMPLETION_FAULTS: list[tuple[dict[str, object], str, str]] = [
     ({"prompt": ["ok", ""]}, "prompt[1]", "''"),
     ({"prompt": ["ok", 3]}, "prompt", "token ids"),
     ({"prompt": [[1], 2]}, "prompt", "token ids"),
-    ({"prompt": None}, "prompt", "None"),
+    ({"prompt": None}, "prompt", "null"),
     ({"prompt": {"text": "x"}}, "prompt", "a string"),
     ({"prompt": [1.5]}, "prompt[0]", "1.5"),
     ({"prompt": [["12"]]}, "prompt[0][0]", "'12'"),
@@ -160,7 +160,7 @@ def test_a_bad_completion_field_is_refused_before_anything_runs(
 
 CHAT_FAULTS: list[tuple[dict[str, object], str, str]] = [
     ({"messages": []}, "messages", "at least one"),
-    ({"messages": None}, "messages", "None"),
+    ({"messages": None}, "messages", "null"),
     ({"messages": "hi"}, "messages", "'hi'"),
     ({"messages": ["hi"]}, "messages[0]", "'hi'"),
     ({"messages": [{"content": "x"}]}, "messages[0].role", "None"),
@@ -321,12 +321,25 @@ def test_an_unknown_model_is_404_for_every_route_that_names_one(http: httpx.Clie
     still_serves(http)
 
 
+def test_what_is_missing_is_told_in_words_of_json(http: httpx.Client) -> None:
+    tool = {**CHAT, "tools": [{"type": "function"}]}
+    for path, body, told in (
+        ("/v1/chat/completions", {}, "messages: leaving it out is not allowed; expected a list of items"),
+        ("/v1/chat/completions", {"messages": None}, "messages: null is not allowed; expected a list of items"),
+        ("/v1/chat/completions", tool, "expected an object with a field function"),
+    ):
+        assert told in error_of(http.post(path, json=body), 400)["message"]
+
+
 def test_unknown_paths_and_methods_have_the_envelope_too(http: httpx.Client) -> None:
-    error_of(http.get("/v2/nothing"), 404)
+    error = error_of(http.get("/v2/nothing"), 404)
+    assert error["message"] == "there is no route '/v2/nothing'; GET /openapi.json lists all of them"
+    for path, meant in (("/chat/completions", "/v1/chat/completions"), ("/v1/health", "/health")):
+        assert error_of(http.post(path, json={}), 404)["message"].endswith(f"did you mean {meant}?")
+    assert len(error_of(http.get("/x" * 2000), 404)["message"]) < 400
     for path, method in (("/v1/completions", "GET"), ("/health", "POST"), ("/v1/models", "DELETE")):
         answer = http.request(method, path)
-        error_of(answer, 405)
-        assert answer.headers["allow"]
+        assert answer.headers["allow"] in error_of(answer, 405)["message"]
     allowed = http.request("PATCH", "/v1/responses/x").headers["allow"]
     assert {method.strip() for method in allowed.split(",")} == {"GET", "HEAD", "DELETE"}
     assert http.head("/version").status_code == 200

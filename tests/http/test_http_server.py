@@ -208,6 +208,8 @@ def test_port_zero_is_a_free_port_and_the_address_is_known_before_serving() -> N
             bind_socket("127.0.0.1", port, stalled_s=60)
     finally:
         sock.close()
+    with pytest.raises(SettingsError, match=r"server.host: cannot listen on 192.0.2.1:0"):
+        bind_socket("192.0.2.1", 0, stalled_s=60)
     with pytest.raises(SettingsError, match="server"):
         bind_socket("no.such.host.invalid", 0, stalled_s=60)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import time
@@ -52,7 +53,8 @@ def bind_socket(host: str, port: int, *, stalled_s: float) -> socket.socket:
         sock.bind(address)
     except OSError as exc:
         sock.close()
-        raise SettingsError(f"server.port: cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
+        key = "server.host" if exc.errno == errno.EADDRNOTAVAIL else "server.port"
+        raise SettingsError(f"{key}: cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
     return sock
 
 

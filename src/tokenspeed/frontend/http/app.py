@@ -8,6 +8,7 @@ from types import MappingProxyType
 import attrs
 import msgspec
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -22,6 +23,7 @@ from tokenspeed.frontend.http.errors import JSON, HttpError, failure
 from tokenspeed.frontend.http.openapi import Operation, openapi_document
 from tokenspeed.frontend.http.routes import ROUTES, UNSUPPORTED, RouteSpec
 from tokenspeed.frontend.http.status_page import status_page
+from tokenspeed.plane.checks import shown
 from tokenspeed.plane.ports import Clock
 
 
@@ -51,8 +53,27 @@ def by_method(api: Api, specs: Sequence[RouteSpec]) -> ByMethod:
     return ByMethod(name=specs[0].path, endpoints=MappingProxyType(made))
 
 
-async def _failed(_request: Request, exc: Exception) -> Response:
-    return failure(exc).response()
+@attrs.frozen(kw_only=True, eq=False)
+class Unrouted:
+    """Answers what no route took: which path or method there is instead."""
+
+    paths: frozenset[str]
+
+    async def __call__(self, request: Request, exc: Exception) -> Response:
+        path = request.url.path
+        if isinstance(exc, HTTPException) and exc.status_code == 404:
+            nearest = next((near for near in (f"/v1{path}", path.removeprefix("/v1")) if near in self.paths), None)
+            hint = f"did you mean {nearest}?" if nearest is not None else "GET /openapi.json lists all of them"
+            exc = HttpError(f"there is no route {shown(path)}; {hint}", status=404, code="not_found")
+        elif isinstance(exc, HTTPException) and exc.status_code == 405:
+            headers = exc.headers or {}
+            there = headers.get("Allow", "another one")
+            exc = HttpError(
+                f"the method {shown(request.method)} is not allowed on {shown(path)}; expected {there}",
+                status=405,
+                headers=tuple(headers.items()),
+            )
+        return failure(exc).response()
 
 
 def build_app(api: Api, *, clock: Clock) -> ASGIApp:
@@ -98,7 +119,8 @@ def build_app(api: Api, *, clock: Clock) -> ASGIApp:
     routes.append(route("/openapi.json", ("GET",), Endpoint(api=api, name="/openapi.json", handle=describe)))
     routes.append(route("/", ("GET",), Endpoint(api=api, name="/", handle=status_page)))
     routes.append(route("/docs", ("GET",), Endpoint(api=api, name="/docs", handle=show)))
-    app: ASGIApp = Starlette(routes=routes, exception_handlers={404: _failed, 405: _failed, Exception: _failed})
+    unrouted = Unrouted(paths=frozenset(route.path for route in routes))
+    app: ASGIApp = Starlette(routes=routes, exception_handlers={404: unrouted, 405: unrouted, Exception: unrouted})
     everything = app
     if api.settings.api_key is not None:
         app = require_key(app, api.settings.api_key)

@@ -18,6 +18,7 @@ from tokenspeed.plane.checks import Fault, fault
 
 S = TypeVar("S", bound=msgspec.Struct)
 
+_MISSING = "Object missing required field "
 _PLACE = re.compile(r"^(?P<text>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 
 
@@ -50,7 +51,8 @@ class Shape(Generic[S]):
             value = given.get(field.name)
             if value is None:
                 if field.required:
-                    faults.append(fault(field.name, value, field.allowed))
+                    found = "null" if field.name in given else "leaving it out"
+                    faults.append(Fault(field=field.name, value=found, allowed=field.allowed))
                 continue
             try:
                 values[field.name] = msgspec.convert(value, field.kind)
@@ -98,7 +100,10 @@ def _fault(field: FieldShape, value: object, text: str) -> Fault:
         return fault(field.name, value, field.allowed)
     said = found["text"] if found is not None else text
     inner, name = _walk(value, field.name, path)
-    return fault(name, inner, said.removeprefix("Expected ").replace("`", ""))
+    said = said.replace("`", "")
+    if said.startswith(_MISSING):
+        return fault(name, inner, f"an object with a field {said.removeprefix(_MISSING)}")
+    return fault(name, inner, said.removeprefix("Expected "))
 
 
 def _walk(value: object, name: str, path: str) -> tuple[object, str]:
