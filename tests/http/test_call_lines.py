@@ -80,14 +80,28 @@ def test_a_line_names_the_answer_the_clients_id_and_the_engines_sequences(
     assert str(line["message"]).startswith(f"{ident}: 200, request id mine, rids {line['rids'][0]}")
 
 
+@pytest.mark.parametrize("path", BODIES)
+def test_a_request_with_a_wrong_field_has_a_line_that_names_it_without_its_value(
+    live: LiveServer, lines: pytest.LogCaptureFixture, path: str
+) -> None:
+    wrong: dict[str, object] = {"input_ids": ["secret"]} if path == "/generate" else {"top_p": "secret"}
+    answer = httpx.post(live.url + path, json={**BODIES[path], **wrong}, headers={"X-Request-Id": "mine"}, timeout=20)
+    assert answer.status_code == 400
+    line = told(lines, live)
+    assert (line["path"], line["status"], line["code"], line["request_id"]) == (path, 400, "invalid_value", "mine")
+    assert line["field"] == answer.json()["error"]["param"]
+    assert "secret" not in str(line)
+
+
 def test_a_call_that_did_not_fit_has_a_line_without_sequences(
     live: LiveServer, lines: pytest.LogCaptureFixture
 ) -> None:
     body = {"prompt": "a", "n": 16, "max_tokens": 3}
     answer = httpx.post(f"{live.url}/v1/completions", json={**body, "prompt": ["a"] * 100}, timeout=20)
     assert answer.status_code == 400
-    line = told(lines, live)
-    assert (line["status"], line["rids"], line["request_id"]) == (400, [], None)
+    found = [record.fields for record in lines.records if record.name == "tokenspeed.call"]  # type: ignore[attr-defined]
+    assert [(line["status"], line["request_id"]) for line in found] == [(400, None)] * 2
+    assert found[0]["rids"] == []
 
 
 def test_a_client_that_leaves_has_a_line(live: LiveServer, lines: pytest.LogCaptureFixture) -> None:

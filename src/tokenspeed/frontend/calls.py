@@ -49,6 +49,15 @@ class CallLog(Protocol):
         """
         ...
 
+    def refused(self, client: str, *, path: str, status: int, code: str, field: str) -> None:
+        """Tell of a request that was no call: a field or the body is wrong, or it asks for what is not served.
+
+        Args:
+            client: its ``X-Request-Id``, whatever that holds; "": it has none.
+            field: the first that is wrong, never its value: prompts are not logged; "": none in particular.
+        """
+        ...
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class NoCallLog:
@@ -56,6 +65,9 @@ class NoCallLog:
 
     def ended(self, name: CallName, *, rids: Sequence[str], status: int, seconds: float) -> None:
         """Nobody asked."""
+
+    def refused(self, client: str, *, path: str, status: int, code: str, field: str) -> None:
+        """Nor here."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -80,6 +92,25 @@ class CallLines:
             client or "none",
             listed or "none",
             seconds,
+            extra={"fields": fields},
+        )
+
+    def refused(self, client: str, *, path: str, status: int, code: str, field: str) -> None:
+        client, field = shown_id(client), shown_id(field)
+        fields = {
+            "path": path,
+            "request_id": client or None,
+            "status": status,
+            "code": code,
+            "field": field or None,
+        }
+        log.info(
+            "%s refused: %d %s, field %s, request id %s",
+            path,
+            status,
+            code,
+            field or "none",
+            client or "none",
             extra={"fields": fields},
         )
 

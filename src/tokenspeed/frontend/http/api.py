@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tokenspeed.errors import RequestError
-from tokenspeed.frontend.http.errors import ClientGone, failure
+from tokenspeed.frontend.http.errors import ClientGone, Failure, failure
 from tokenspeed.frontend.http.response_store import ResponseStore
 from tokenspeed.frontend.http.tokens import TokenWords
 from tokenspeed.frontend.prompts import PromptMaker
@@ -26,6 +26,10 @@ T = TypeVar("T")
 
 READING = 64
 """Requests that may be read and tokenized beyond those the gate lets generate."""
+
+
+NO_CALL = frozenset({400, 404, 413, 415})
+"""Statuses of requests whose body was no call: the service has not heard of them."""
 
 
 class HttpMeter(Protocol):
@@ -141,7 +145,10 @@ class Endpoint:
         except ClientGone:
             return
         except Exception as exc:  # the edge: every failure becomes an answer
-            response = failure(exc).response()
+            found = failure(exc)
+            if self.work and found.status in NO_CALL:
+                self._refused(scope, found)
+            response = found.response()
         else:
             await response(scope, receive, send)
             return
@@ -149,6 +156,17 @@ class Endpoint:
             if entered:
                 self.api.leave()
         await response(scope, receive, send)
+
+    def _refused(self, scope: Scope, found: Failure) -> None:
+        client = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        error = found.body.error
+        self.api.service.calls.refused(
+            client.decode("latin-1"),
+            path=self.name,
+            status=found.status,
+            code=error.code or "",
+            field=error.param or "",
+        )
 
 
 async def unless_gone(receive: Receive, work: Coroutine[object, object, T]) -> T:
