@@ -173,6 +173,10 @@ def test_processors_are_loaded_by_name_and_a_wrong_name_says_what_there_is() -> 
     for wrong in ("nobody", "x=no.such.module:thing", "x=test_sampling_choice:VOCAB"):
         with pytest.raises(SettingsError, match=r"sampling\.logits_processors"):
             load_processors([wrong])
+    with pytest.raises(
+        SettingsError, match=r"x cannot be called with argument, .*: missing a required argument: 'slots'"
+    ):
+        load_processors(["x=test_sampling_choice:on_host"])
 
 
 @attrs.define(eq=False)

@@ -6,11 +6,13 @@ import collections.abc
 import inspect
 import typing
 
+import attrs
 import pytest
 
 import tokenspeed
 from tokenspeed.plane import ports
 from tokenspeed.plane.ports import DataPlane, DeviceHandle
+from tokenspeed.settings import model
 
 NOT_QUEUED = {"commit", "landed"}
 """Operations of the plane that end at the landing object and have no method of the handle."""
@@ -59,6 +61,11 @@ def test_every_protocol_of_the_seam_is_exported_and_can_be_asked_for_at_run_time
     }
     assert found <= set(ports.__all__)
     assert [name for name in found if not getattr(vars(ports)[name], "_is_runtime_protocol", False)] == []
+
+
+def test_every_section_of_the_settings_is_exported_beside_them() -> None:
+    sections = {field.type.__name__ for field in attrs.fields(attrs.resolve_types(model.Settings))}
+    assert sections <= set(model.__all__)
 
 
 def test_what_the_package_exports_is_there_and_listed_before_it_is_loaded() -> None:

@@ -11,7 +11,7 @@ import enum
 import json
 from collections import deque
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 import attrs
 
@@ -175,6 +175,8 @@ class ControlOps:
                 case UnsupportedOp(call_id=call_id, method=method):
                     text = f"{method}: not supported by this engine yet"
                     self._answer(call_id, success=False, message=text)
+                case _:
+                    assert_never(message)
         return found.sorted()
 
     # ---- what the round carries out -----------------------------------------------------------

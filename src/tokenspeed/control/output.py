@@ -34,7 +34,10 @@ ONE, ONE_SHORT = np.array(1, dtype=np.int64), np.array(1, dtype=np.int32)  # num
 NOBODY: IndexArray = np.zeros(0, dtype=np.int64)
 GRAMMAR_TEXT = "a token outside this request's grammar was drawn; the request was ended, others are unaffected"
 COSTLY_TEXT = "this request's grammar has too many readings: following it takes longer than grammar.token_ms a token"
-NAN_TEXT = "the model's output for this request was not a number; the request was ended, others are unaffected"
+NAN_TEXT = (
+    "no token could be drawn: the model's output was not a number, or a logits processor failed or left no token; "
+    "the request was ended, others are unaffected"
+)
 
 
 @attrs.define(eq=False)
