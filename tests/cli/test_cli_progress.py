@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 
 import attrs
 
 from tokenspeed.checkpoint.progress import Progress
 from tokenspeed.cli.progress import BarProgress, LineProgress, progress_on
+from tokenspeed.settings.model import LogFormat
 
 
 @attrs.define(eq=False)
@@ -28,6 +30,17 @@ def test_a_terminal_gets_a_bar_and_a_file_gets_lines() -> None:
     assert isinstance(progress_on(io.StringIO()), LineProgress)
     watched: Progress = progress_on(io.StringIO())
     watched.step("load", 1, 1)
+
+
+def test_where_the_log_is_json_progress_is_json_too_on_a_terminal_as_well() -> None:
+    for stream in (io.StringIO(), Terminal()):
+        progress = progress_on(stream, LogFormat.JSON)
+        progress.step("weights", 1, 2)
+        progress.step("weights", 2, 2)
+        progress.close()
+        lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+        assert [line["message"] for line in lines] == ["weights: 1 of 2", "weights: 2 of 2"]
+        assert all({"ts", "level", "logger"} < set(line) for line in lines)
 
 
 def test_lines_come_at_the_start_every_few_seconds_and_at_the_end() -> None:

@@ -44,7 +44,14 @@ def test_every_config_is_in_the_document_of_settings() -> None:
     assert [p.name for p in (ROOT / "configs").glob("*.yaml") if f"(../configs/{p.name})" not in text] == []
 
 
-OTHERS = {"--no-deps", "--extra-index-url", "--health-check-interval-secs", "--worker-urls", "--enable-rl"}
+OTHERS = {
+    "--no-deps",
+    "--extra-index-url",
+    "--index-url",
+    "--health-check-interval-secs",
+    "--worker-urls",
+    "--enable-rl",
+}
 """Options of pip and of the SMG gateway."""
 
 

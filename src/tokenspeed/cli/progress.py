@@ -1,13 +1,16 @@
-"""Progress of downloads, loading and warm-up: a bar on a terminal, plain lines elsewhere."""
+"""Progress of downloads, loading and warm-up: a bar on a terminal, lines elsewhere, JSON where the log is."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
 from typing import TextIO
 
 import attrs
+
+from tokenspeed.settings.model import LogFormat
 
 BAR_WIDTH = 28
 REDRAW_S = 0.1
@@ -69,9 +72,14 @@ class BarProgress:
 
 @attrs.frozen(kw_only=True, eq=False)
 class LineProgress:
-    """A line when an activity begins, every few seconds, and when it ends. Any thread."""
+    """A line when an activity begins, every few seconds, and when it ends. Any thread.
+
+    Attributes:
+        form: the line for a text.
+    """
 
     stream: TextIO
+    form: Callable[[str], str] = str
     now_s: Callable[[], float] = time.monotonic
     state: ProgressState = attrs.field(factory=ProgressState)
 
@@ -83,16 +91,24 @@ class LineProgress:
                 return
             state.what = "" if over else what
             state.shown_s = now_s
-            self.stream.write(f"{what}: {_amount(done, total)}\n")
+            self.stream.write(self.form(f"{what}: {_amount(done, total)}") + "\n")
             self.stream.flush()
 
     def close(self) -> None:
         return None
 
 
-def progress_on(stream: TextIO) -> BarProgress | LineProgress:
-    """The kind that suits `stream`."""
+def progress_on(stream: TextIO, log_format: LogFormat = LogFormat.TEXT) -> BarProgress | LineProgress:
+    """The kind that suits `stream`, and whoever reads a log on it."""
+    if log_format is LogFormat.JSON:
+        return LineProgress(stream=stream, form=_json_line)
     return BarProgress(stream=stream) if stream.isatty() else LineProgress(stream=stream)
+
+
+def _json_line(text: str) -> str:
+    """As the log's own lines begin."""
+    line = {"ts": round(time.time(), 6), "level": "info", "logger": "tokenspeed.progress", "message": text}
+    return json.dumps(line, ensure_ascii=False, separators=(",", ":"))
 
 
 def _bar(what: str, done: int, total: int) -> str:

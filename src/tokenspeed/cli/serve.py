@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, console: Console, *, serve: Serve | None = None) -> int:
     settings = loaded_settings(options, console).settings
     start = serve or _launcher()
-    progress = progress_on(console.stderr)
+    progress = progress_on(console.stderr, settings.log.format)
     return start(settings, progress=progress, headless=options.headless, out=console.stdout, err=console.stderr)
 
 
