@@ -13,8 +13,7 @@ and with steps of `--step-ms`, where each token has its own.
 A device whose host keeps ahead of it ends steps on a grid. How late a token is, is the time from a point of that grid
 to its event; the grid is laid so that the promptest stream of a burst is not late at its best. Tokens of a step leave
 one after another, so the median of N streams is about half of what N tokens cost. Where a step took longer than asked
-for (`step` measured), there is no grid; streams whose events have several tokens tell nothing. `first`, of one stream
-alone, less the step, is the way in and out.
+for (`step` measured), there is no grid. `first`, of one stream alone, less the step, is the way in and out.
 
     python benchmarks/frontend_cost.py --frontends own smg --streams 16 256
     python benchmarks/frontend_cost.py --frontends own smg vllm --vllm-python PATH
@@ -60,6 +59,7 @@ BATCHED_TOKENS = 16384
 KEPT = 1.02
 """How much longer than asked for a step may be on average for its grid to count as kept."""
 READY_S = 600.0
+ROUNDING_MS = 1e-6
 
 
 @attrs.frozen(kw_only=True)
@@ -247,19 +247,18 @@ class Tally:
 
 
 def lateness_ms(found: Sequence[Stream], step_ms: float) -> list[float]:
-    """Of every token of the streams that had an event for each: behind the grid that the promptest one lies on."""
-    lines = [
-        [1e3 * moment - at * step_ms for at, moment in enumerate(stream.event_s)]
-        for stream in found
-        if len(stream.event_s) == stream.tokens
-    ]
-    if not lines:
-        return []
-    # Places of the streams' best tokens on a circle of one step; the grid begins behind the largest gap.
-    places = sorted(min(line) % step_ms for line in lines)
+    """Of every event: behind the grid that the promptest stream lies on; less than a step."""
+    phases = [[1e3 * moment % step_ms for moment in stream.event_s] for stream in found]
+    places = []
+    for line in phases:
+        middle = line[len(line) // 2]  # the circle of one step is cut opposite of it
+        best = min((phase - middle + step_ms / 2) % step_ms for phase in line)
+        places.append((best + middle - step_ms / 2) % step_ms)
+    places.sort()
+    # The grid begins behind the largest gap between the streams' promptest events.
     gaps = [place - before for before, place in zip([places[-1] - step_ms, *places], places, strict=False)]
-    grid = places[gaps.index(max(gaps))]
-    return [late - min(line) + (min(line) - grid) % step_ms for line in lines for late in line]
+    grid = places[gaps.index(max(gaps))] - ROUNDING_MS
+    return [(phase - grid) % step_ms - ROUNDING_MS for line in phases for phase in line]
 
 
 def _quantiles(values: Sequence[float]) -> tuple[float, float, float]:
