@@ -40,6 +40,10 @@ class NoCommit(ScriptedPlane):
     commit = None  # type: ignore[assignment]
 
 
+class StrangeRole(NoPeer):
+    role = "strange"  # type: ignore[assignment]
+
+
 class OnlyRole:
     role = "plain"
 
@@ -51,6 +55,7 @@ class OnlyRole:
         ({"policy": Fcfs}, "part 'policy' does not fit SchedulingPolicy: key"),
         ({"plane": NoCommit()}, "part 'plane' does not fit DataPlane: NoCommit has no commit"),
         ({"frontend": object()}, "part 'frontend' does not fit FrontendLink: object has no receive"),
+        ({"pd": StrangeRole()}, "part 'pd': 'strange' is not allowed as role; expected one of plain, prefill, decode"),
         ({"pd": OnlyRole()}, "part 'pd' does not fit Pd: OnlyRole has no started"),
     ],
 )
@@ -64,7 +69,7 @@ def test_a_control_plane_is_not_put_together_from_what_does_not_fit(parts: dict[
     }
     assert ControlContainer(**whole).loop().pd is whole["pd"]
     with pytest.raises(SettingsError) as caught:
-        ControlContainer(**{**whole, **parts})
+        ControlContainer(**{**whole, **parts}).loop()
     assert str(caught.value).startswith(text)
 
 

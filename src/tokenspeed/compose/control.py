@@ -37,6 +37,7 @@ from tokenspeed.control.relay import Relay, voice_of
 from tokenspeed.control.request_stats import RequestStats
 from tokenspeed.control.state_dump import StateDump
 from tokenspeed.control.wakeup import MonotonicClock, ThreadWakeup
+from tokenspeed.errors import SettingsError
 from tokenspeed.plane.grammar import GrammarCompiler, GrammarMatchers, NoCompiler, NoMatchers
 from tokenspeed.plane.messages import BoolArray
 from tokenspeed.plane.ports import (
@@ -72,7 +73,7 @@ def scheduler_config(settings: Settings, specs: DeviceSpecs, sink: KvEventSink, 
     return SchedulerConfig(
         kv_events=not isinstance(sink, NoSink),
         storage=not isinstance(l3, NoStorage),
-        role=Role(pd.role),
+        role=role_of(pd),
         max_num_seqs=specs.max_num_seqs,
         spare_slots=specs.spare_slots,
         max_batched_tokens=specs.max_batched_tokens,
@@ -89,6 +90,16 @@ def scheduler_config(settings: Settings, specs: DeviceSpecs, sink: KvEventSink, 
         write_policy=WritePolicy(settings.cache.write_policy.value),
         retraction=tuple(Retraction(step.value) for step in settings.scheduler.retraction),
     )
+
+
+def role_of(pd: Pd) -> Role:
+    """Raises: SettingsError: the part names a role that there is not."""
+    name = pd.role
+    try:
+        return Role(name)
+    except ValueError as unknown:
+        known = ", ".join(role.value for role in Role)
+        raise SettingsError(f"part 'pd': {name!r} is not allowed as role; expected one of {known}") from unknown
 
 
 def table_of(specs: DeviceSpecs) -> RequestTable:
