@@ -51,6 +51,18 @@ def test_control_routes_take_the_admin_key_and_no_other(server: OpsServer, path:
     assert server.admin.get("/v1/models").status_code == 200
 
 
+@pytest.mark.parametrize("prompt", [[5], [5, 6]])
+def test_an_echoed_prompt_of_one_token_is_scored_like_a_longer_one(server: OpsServer, prompt: list[int]) -> None:
+    body = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 2, "ignore_eos": True}
+    for stream in (False, True):
+        answer = server.user.post("/v1/completions", json={**body, "stream": stream})
+        texts = [line.removeprefix("data: ") for line in answer.text.splitlines() if "{" in line]
+        found = [json.loads(text)["choices"][0]["logprobs"]["token_logprobs"] for text in texts]
+        values = [value for part in found for value in part]
+        assert len(values) == len(prompt) + 2
+        assert [value is None for value in values] == [True] + [False] * (len(prompt) + 1)
+
+
 def test_an_operation_has_a_line_and_a_question_has_none(
     server: OpsServer, at_rest: None, caplog: pytest.LogCaptureFixture
 ) -> None:

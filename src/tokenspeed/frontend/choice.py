@@ -100,10 +100,10 @@ class Choice:
         if matched is not None:
             kept = min(bisect.bisect_left(ends, state.chars - last.excess) + 1, kept)
         logprobs = self._logprobs(arrived, [before, *ends, state.chars][:kept])
+        scores = self._prompt_logprobs(arrived)
         state.tokens += kept
         finish, reason = self._finish(arrived, matched, stop_token)
         state.ended = finish is not None
-        asked = self.inp.prompt_logprobs is not None and bool(arrived.prompt_logprobs)
         return ChoiceDelta(
             prompt_index=self.prompt_index,
             index=self.index,
@@ -112,7 +112,7 @@ class Choice:
             logprobs=logprobs,
             finish_reason=finish,
             stop_reason=reason,
-            prompt_logprobs=self._prompt_logprobs(arrived) if asked else None,
+            prompt_logprobs=scores,
             prompt_tokens=arrived.prompt_tokens or len(self.inp.prompt_ids),
             cached_tokens=min(arrived.cached_tokens, len(self.inp.prompt_ids)),
             completion_tokens=state.tokens,
@@ -183,9 +183,15 @@ class Choice:
             _entry(arrived.ids[at], arrived.logprobs[at], offset, tops[at], wanted) for at, offset in enumerate(offsets)
         )
 
-    def _prompt_logprobs(self, arrived: Arrived) -> PromptLogprobs:
-        wanted = self.inp.prompt_logprobs or 0
-        values = arrived.prompt_logprobs
+    def _prompt_logprobs(self, arrived: Arrived) -> PromptLogprobs | None:
+        """Once, with the first tokens; None where they were not asked for. Called before those are counted."""
+        wanted, values = self.inp.prompt_logprobs, arrived.prompt_logprobs
+        if wanted is None:
+            return None
+        if not values:
+            # An engine has nothing to send for a prompt of one token, which has no predecessor.
+            alone = len(self.inp.prompt_ids) == 1 and not self.state.tokens and bool(arrived.ids)
+            return (None,) if alone else None
         tops = arrived.prompt_top_logprobs or [None] * len(values)
         found: list[TokenLogprob | None] = []
         chars = 0
