@@ -15,7 +15,7 @@ from tokenspeed.plane.ports import EngineLink
 from tokenspeed.settings.model import Settings
 from tokenspeed.wire.zmq_frontend import bind_hub
 
-YOUNG_OBJECTS = 50_000
+YOUNG_OBJECTS = 20_000
 SWITCH_INTERVAL_S = 0.0005
 
 
