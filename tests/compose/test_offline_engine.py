@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import threading
 
 import attrs
@@ -62,6 +63,25 @@ def test_a_stream_adds_up_to_the_plain_result_and_closing_it_cancels_the_request
         next(long)
         long.close()
         assert engine.generate("after", GREEDY)[0].finish_reason == "length"
+
+
+def test_an_interrupt_while_waiting_for_a_stream_ends_its_request_and_the_engine_goes_on() -> None:
+    main = threading.current_thread().ident
+    assert main is not None
+    long = SamplingOptions(max_tokens=2000, temperature=0.0, ignore_eos=True)
+    with Engine(TINY) as engine:
+        for _ in range(3):
+            begun = threading.Event()
+            press = threading.Thread(
+                target=lambda begun=begun: (begun.wait(10), signal.pthread_kill(main, signal.SIGINT))  # type: ignore[misc]
+            )
+            press.start()
+            with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it may come anywhere in the loop
+                for _delta in engine.stream("stream me", long):
+                    begun.set()
+            press.join(10)
+        assert engine.generate("hello", GREEDY)[0].finish_reason == "length"
+        assert engine._service.in_flight == 0  # what nobody waits for does not go on
 
 
 def test_the_async_twins_give_the_same_and_run_side_by_side() -> None:

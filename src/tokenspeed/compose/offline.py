@@ -28,6 +28,7 @@ import numpy as np
 from tokenspeed.checkpoint.open import open_checkpoint
 from tokenspeed.checkpoint.progress import NoProgress, Progress
 from tokenspeed.checkpoint.sources import resolve_model
+from tokenspeed.compose.delta_pull import DeltaPull
 from tokenspeed.compose.engine import RankEngine, rank_engine
 from tokenspeed.compose.parts import check_parts
 from tokenspeed.errors import EngineDead, RequestError
@@ -333,12 +334,12 @@ class Engine:
         ]
 
     def _stream(self, inp: GenerationInput) -> Generator[ChoiceDelta, None, None]:
-        deltas = self._service.stream(inp)
+        pull = DeltaPull(deltas=self._service.stream(inp))
         try:
-            while (delta := self._on_loop(_next(deltas))) is not None:
+            while (delta := self._on_loop(pull.next())) is not None:
                 yield delta
         finally:
-            self._on_loop(deltas.aclose())
+            self._on_loop(pull.close())
 
     def _alive(self) -> asyncio.AbstractEventLoop:
         if self._loop.is_closed():
