@@ -108,7 +108,10 @@ class LogSettings:
     interval_s: float = attrs.field(
         default=10.0, validator=v.gt(0.0), metadata={"help": "seconds of work between batch lines; silent when idle"}
     )
-    requests: bool = attrs.field(default=False, metadata={"help": "one line for each ended call, with its ids, and one for each of its sequences"})
+    requests: bool = attrs.field(
+        default=False,
+        metadata={"help": "one line for each ended call, with its ids, and one for each of its sequences"},
+    )
     async_logging: bool = attrs.field(
         default=True,
         metadata={
