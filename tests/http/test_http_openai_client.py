@@ -200,3 +200,5 @@ def test_a_response_header_echoes_the_clients_request_id(client: openai.OpenAI) 
     answer = given.completions.with_raw_response.create(model="scripted", prompt="x", max_tokens=1)
     assert answer.headers["x-request-id"] == "mine-1"
     assert answer.parse().id.startswith("cmpl-")
+    nameless = client.completions.create(model="scripted", prompt="x", max_tokens=1)
+    assert nameless._request_id == nameless.id

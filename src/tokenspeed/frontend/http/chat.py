@@ -10,10 +10,11 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tokenspeed.frontend.calls import CallName
 from tokenspeed.frontend.generation import ChoiceDelta, ChoiceResult, GenerationInput
 from tokenspeed.frontend.http.api import Api, unless_gone
 from tokenspeed.frontend.http.body import read_json
-from tokenspeed.frontend.http.common import call_name, check_model, request_id
+from tokenspeed.frontend.http.common import check_model, id_header, request_id
 from tokenspeed.frontend.http.conversation import OutputReader, prepare_conversation
 from tokenspeed.frontend.http.errors import JSON
 from tokenspeed.frontend.http.parse import shape_of
@@ -42,7 +43,7 @@ ROLE = "assistant"
 async def create_chat_completion(api: Api, request: Request) -> Response:
     fields = SHAPE.read(await read_json(request, max_bytes=api.max_body_bytes, workers=api.prompts.workers))
     check_model(api, fields.model)
-    echoed_id = request_id(request, fields.request_id)
+    client_id = request_id(request, fields.request_id)
     prepared = await prepare_conversation(api, fields)
     answer = ChatAnswer(
         api=api,
@@ -53,18 +54,18 @@ async def create_chat_completion(api: Api, request: Request) -> Response:
         reader=prepared.reader,
         tally=UsageTally(prompt_tokens=len(prepared.inp.prompt_ids)),
     )
-    call = call_name(answer.answer_id, echoed_id)
+    call = CallName(answer=answer.answer_id, client=client_id)
     if fields.stream:
         return EventStream(
             api.service.stream(answer.inp, call),
             chunks=answer.chunks,
             last=answer.last,
             limit_s=api.settings.request_timeout_s,
-            headers=echoed_id,
+            headers=id_header(call),
         )
     choices = await unless_gone(request.receive, api.service.run(answer.inp, call))
     response = Response(msgspec.json.encode(answer.whole(choices)), media_type=JSON)
-    response.raw_headers += echoed_id
+    response.raw_headers += id_header(call)
     return response
 
 

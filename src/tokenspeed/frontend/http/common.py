@@ -33,8 +33,8 @@ def check_model(api: Api, model: str | None) -> None:
         )
 
 
-def request_id(request: Request, given: str | None) -> tuple[tuple[bytes, bytes], ...]:
-    """The response header that echoes what the client calls its request; it identifies nothing here.
+def request_id(request: Request, given: str | None) -> str:
+    """What the client calls its request, "" if nothing; it identifies nothing here.
 
     Raises: RequestError: an id that cannot stand in a header, or an endless one.
     """
@@ -42,15 +42,16 @@ def request_id(request: Request, given: str | None) -> tuple[tuple[bytes, bytes]
     if value is None:
         name, value = "X-Request-Id", request.headers.get("x-request-id")
     if value is None:
-        return ()
+        return ""
     if not _PRINTABLE.fullmatch(value):
         raise faulty([fault(name, value, f"1 to {MAX_REQUEST_ID_CHARS} printable ASCII characters without spaces")])
-    return ((b"x-request-id", value.encode()),)
+    return value
 
 
-def call_name(answer_id: str, echoed_id: tuple[tuple[bytes, bytes], ...]) -> CallName:
-    """What a call is called, from the id of its answer and what `request_id` echoes."""
-    return CallName(answer=answer_id, client=echoed_id[0][1].decode() if echoed_id else "")
+def id_header(call: CallName) -> tuple[tuple[bytes, bytes], ...]:
+    """Echoes what the client calls its request. Who gave no name gets the answer's: the openai client shows it as
+    ``_request_id``, and the log has both."""
+    return ((b"x-request-id", (call.client or call.answer).encode()),)
 
 
 def sampling_of(fields: GenerationFields, max_tokens: int | None, tokenizer: TextTokenizer) -> SamplingParams:

@@ -10,14 +10,15 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tokenspeed.frontend.calls import CallName
 from tokenspeed.frontend.generation import ChoiceDelta, ChoiceResult, GenerationInput
 from tokenspeed.frontend.http.api import Api, unless_gone
 from tokenspeed.frontend.http.body import read_json
 from tokenspeed.frontend.http.common import (
-    call_name,
     check_inputs,
     check_model,
     cut_to,
+    id_header,
     input_of,
     request_id,
     sampling_of,
@@ -38,21 +39,21 @@ DEFAULT_MAX_TOKENS = 16
 async def create_completion(api: Api, request: Request) -> Response:
     fields = SHAPE.read(await read_json(request, max_bytes=api.max_body_bytes, workers=api.prompts.workers))
     check_model(api, fields.model)
-    echoed_id = request_id(request, fields.request_id)
+    client_id = request_id(request, fields.request_id)
     answer = await _prepare(api, fields)
-    call = call_name(answer.answer_id, echoed_id)
+    call = CallName(answer=answer.answer_id, client=client_id)
     if fields.stream:
         return EventStream(
             api.service.stream_batch(answer.inputs, call),
             chunks=answer.chunks,
             last=answer.last,
             limit_s=api.settings.request_timeout_s,
-            headers=echoed_id,
+            headers=id_header(call),
         )
     choices = await unless_gone(request.receive, api.service.run_batch(answer.inputs, call))
     body = msgspec.json.encode(answer.whole(choices))
     response = Response(body, media_type=JSON)
-    response.raw_headers += echoed_id
+    response.raw_headers += id_header(call)
     return response
 
 

@@ -10,11 +10,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tokenspeed.frontend.calls import CallName
 from tokenspeed.frontend.generation import ChoiceDelta, ChoiceResult
 from tokenspeed.frontend.http.api import Api, unless_gone
 from tokenspeed.frontend.http.blocks import Block, BlockRow, Step, StepKind
 from tokenspeed.frontend.http.body import read_json
-from tokenspeed.frontend.http.common import call_name, check_model, request_id
+from tokenspeed.frontend.http.common import check_model, id_header, request_id
 from tokenspeed.frontend.http.conversation import OutputReader, prepare_conversation
 from tokenspeed.frontend.http.errors import JSON, Failure
 from tokenspeed.frontend.http.messages_chat import chat_of
@@ -37,7 +38,7 @@ REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn",
 async def create_message(api: Api, request: Request) -> Response:
     fields = SHAPE.read(await read_json(request, max_bytes=api.max_body_bytes, workers=api.prompts.workers))
     check_model(api, fields.model)
-    echoed_id = request_id(request, fields.request_id)
+    client_id = request_id(request, fields.request_id)
     prepared = await prepare_conversation(api, chat_of(fields))
     answer = MessageAnswer(
         api=api,
@@ -45,19 +46,19 @@ async def create_message(api: Api, request: Request) -> Response:
         reader=prepared.reader,
         prompt_tokens=len(prepared.inp.prompt_ids),
     )
-    call = call_name(answer.answer_id, echoed_id)
+    call = CallName(answer=answer.answer_id, client=client_id)
     if fields.stream:
         return EventStream(
             api.service.stream(prepared.inp, call),
             chunks=answer.events,
             last=answer.last,
             limit_s=api.settings.request_timeout_s,
-            headers=echoed_id,
+            headers=id_header(call),
             style=EventStyle(encode=named_event, failed=_failed, end=b""),
         )
     (result,) = await unless_gone(request.receive, api.service.run(prepared.inp, call))
     response = Response(msgspec.json.encode(answer.whole(result)), media_type=JSON)
-    response.raw_headers += echoed_id
+    response.raw_headers += id_header(call)
     return response
 
 

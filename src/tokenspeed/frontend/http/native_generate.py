@@ -10,10 +10,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tokenspeed.frontend.calls import CallName
 from tokenspeed.frontend.generation import ChoiceDelta, ChoiceResult, GenerationInput, PromptLogprobs, TokenLogprob
 from tokenspeed.frontend.http.api import Api, unless_gone
 from tokenspeed.frontend.http.body import Decoded, read_json
-from tokenspeed.frontend.http.common import bias_of, call_name, check_inputs, request_id
+from tokenspeed.frontend.http.common import bias_of, check_inputs, id_header, request_id
 from tokenspeed.frontend.http.errors import JSON, faulty
 from tokenspeed.frontend.http.native_schema import (
     FinishReason,
@@ -36,23 +37,23 @@ SAMPLING = shape_of(NativeSampling)
 
 async def generate(api: Api, request: Request) -> Response:
     fields = FIELDS.read(await read_json(request, max_bytes=api.max_body_bytes, workers=api.prompts.workers))
-    echoed_id = request_id(request, None)
+    client_id = request_id(request, None)
     answer = NativeAnswer(
         api=api, fields=fields, inputs=await _inputs(api, fields), call_id=api.new_id(), began_s=api.wall_s()
     )
-    call = call_name(answer.call_id, echoed_id)
+    call = CallName(answer=answer.call_id, client=client_id)
     if fields.stream:
         return EventStream(
             api.service.stream_batch(answer.inputs, call),
             chunks=answer.chunks,
             last=lambda: (),
             limit_s=api.settings.request_timeout_s,
-            headers=echoed_id,
+            headers=id_header(call),
         )
     found = await unless_gone(request.receive, api.service.run_batch(answer.inputs, call))
     whole = [answer.whole(result) for results in found for result in results]
     response = Response(msgspec.json.encode(whole if answer.listed else whole[0]), media_type=JSON)
-    response.raw_headers += echoed_id
+    response.raw_headers += id_header(call)
     return response
 
 

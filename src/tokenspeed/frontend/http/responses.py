@@ -11,10 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenspeed.errors import RequestError
+from tokenspeed.frontend.calls import CallName
 from tokenspeed.frontend.generation import ChoiceDelta
 from tokenspeed.frontend.http.api import Api, unless_gone
 from tokenspeed.frontend.http.body import read_json
-from tokenspeed.frontend.http.common import call_name, check_model, request_id
+from tokenspeed.frontend.http.common import check_model, id_header, request_id
 from tokenspeed.frontend.http.conversation import prepare_conversation
 from tokenspeed.frontend.http.errors import JSON, failure, faulty
 from tokenspeed.frontend.http.parse import shape_of
@@ -32,20 +33,21 @@ async def create_response(api: Api, request: Request) -> Response:
     fields = SHAPE.read(await read_json(request, max_bytes=api.max_body_bytes, workers=api.prompts.workers))
     check_model(api, fields.model)
     _check(api, fields)
-    echoed_id = request_id(request, fields.request_id)
+    client_id = request_id(request, fields.request_id)
     earlier = [] if fields.previous_response_id is None else _earlier(api, fields.previous_response_id)
     items = input_messages(fields.input)
     prepared = await prepare_conversation(api, chat_of(fields, earlier, items), field="input")
     kept = Kept(reply=new_reply(api, fields), messages=[*earlier, *items])
     answer = ResponseAnswer(api=api, reader=prepared.reader, kept=kept, prompt_tokens=len(prepared.inp.prompt_ids))
-    deltas = api.service.stream(prepared.inp, call_name(kept.reply.id, echoed_id))
+    call = CallName(answer=kept.reply.id, client=client_id)
+    deltas = api.service.stream(prepared.inp, call)
     if fields.stream:
         return EventStream(
             deltas,
             chunks=answer.events,
             last=lambda: _stored(api, fields, answer),
             limit_s=api.settings.request_timeout_s,
-            headers=echoed_id,
+            headers=id_header(call),
             style=EventStyle(encode=named_event, failed=answer.failed, end=b""),
         )
     if fields.background:
@@ -56,7 +58,7 @@ async def create_response(api: Api, request: Request) -> Response:
         for _ in _stored(api, fields, answer):
             pass
     response = Response(msgspec.json.encode(kept.reply), media_type=JSON)
-    response.raw_headers += echoed_id
+    response.raw_headers += id_header(call)
     return response
 
 
