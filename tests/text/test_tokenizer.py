@@ -24,7 +24,7 @@ from tokenspeed.checkpoint.resolved import CheckpointKind
 from tokenspeed.checkpoint.sources import resolve_model
 from tokenspeed.errors import ModelError, RequestError
 from tokenspeed.frontend.text.pieces import BYTE_SIGNS, ByteLevelPieces
-from tokenspeed.frontend.text.tokenizer import TextTokenizer, load_tokenizer
+from tokenspeed.frontend.text.tokenizer import TextTokenizer, load_tokenizer, tokenizer_of_bytes
 from tokenspeed.settings.model import ModelSettings
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
@@ -275,3 +275,15 @@ def test_the_default_model_splits_digits_and_round_trips() -> None:
     assert [tokenizer.is_special(one) for one in (0, 1, 2, 19556)] == [True, True, True, False]
     for text in TRICKY:
         assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
+
+
+def test_a_tokenizer_of_bytes_keeps_none_of_the_texts_it_saw() -> None:
+    library = tokenizer_of_bytes(()).library
+
+    def resident_kib(texts: range) -> int:
+        for number in texts:
+            library.encode_batch([f"{number:05} " * 40])
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4
+
+    before = resident_kib(range(500))
+    assert resident_kib(range(500, 5000)) - before < 8192

@@ -169,7 +169,8 @@ def built_tokenizer(data: TokenizerData) -> BuiltTokenizer:
 
 def tokenizer_of_bytes(specials: Sequence[str]) -> BuiltTokenizer:
     """Ids 0..255 are bytes; `specials` follow."""
-    library = Tokenizer(models.BPE({sign: byte for byte, sign in BYTE_SIGNS.items()}, []))
+    # Without a cache: a text is one word here, so that it would keep the last ten thousand texts.
+    library = Tokenizer(models.BPE({sign: byte for byte, sign in BYTE_SIGNS.items()}, [], cache_capacity=0))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     library.decoder = decoders.ByteLevel()
     library.add_tokens([AddedToken(text, special=True, normalized=False) for text in specials])
