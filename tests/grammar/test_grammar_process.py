@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import attrs
@@ -54,8 +55,10 @@ def test_a_process_that_was_killed_is_replaced_by_the_next_attempt(process: Comp
 def test_a_compilation_over_its_time_is_stopped_and_refused_with_the_limit(process: CompileProcess) -> None:
     process.attempt(regex("a"), BYTES)
     short = attrs.evolve(process, limits=attrs.evolve(PATIENT, compile_s=1e-6))
+    dice = random.Random(0)
+    slow = "|".join("".join(dice.choices("abcdefgh", k=10)) for _ in range(20_000))  # seconds: who asks looks before
     with pytest.raises(GrammarRefused, match=r"longer than 1e-06 s \(grammar\.compile_s\)"):
-        short.attempt(regex("[a-z]{500}"), BYTES)
+        short.attempt(regex(slow), BYTES)
     assert process.state.process is None
 
 

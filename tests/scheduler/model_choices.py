@@ -58,7 +58,6 @@ SETUP: Choices = MappingProxyType(
         "prefix": (True, True, True, True, False),
         "chain": (CHAINS[0], CHAINS[0], CHAINS[1], CHAINS[2]),
         "zero": (False, True),
-        "spare": (0, 1, 9),
         "policy": (0, 1, 2),
         "headroom": (0, 2, 5),
         "groups": ("full", "full", "full", *some_groups(4)),
@@ -130,7 +129,7 @@ def config_of(role: Role, chosen: Mapping[str, object]) -> SchedulerConfig:
     seqs, room = int(str(chosen["seqs"])), int(str(chosen["room"]))
     base = config(
         max_num_seqs=seqs,
-        spare_slots=chosen["spare"],
+        spare_slots=seqs * int(str(chosen["depth"])) if chosen["zero"] else 0,
         max_batched_tokens=chosen["budget"],
         chunk_tokens=chosen["chunk"],
         page_tokens=page,
