@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import attrs
 
@@ -33,12 +34,14 @@ class Spec:
     Attributes:
         driver: command line of its driver in `peers`; see `peers/engine_driver.py`.
         server: command line of its HTTP server without the port; empty: it has none here.
+        environment: of the server, beside this process's own.
     """
 
     engine: str
     mode: str
     driver: tuple[str, ...]
     server: tuple[str, ...] = ()
+    environment: Mapping[str, str] = MappingProxyType({})
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -139,7 +142,10 @@ def open_servers(specs: Sequence[Spec], log: Path, nice: int) -> Iterator[tuple[
             port = _free_port()
             begun = time.perf_counter()
             process = subprocess.Popen(
-                [*spec.server, "--port", str(port)], stdout=words, stderr=words, env=_environment()
+                [*spec.server, "--port", str(port)],
+                stdout=words,
+                stderr=words,
+                env={**_environment(), **spec.environment},
             )
             closing.callback(_stop, process)
             prefer(process.pid, nice)

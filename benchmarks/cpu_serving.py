@@ -210,7 +210,12 @@ def specs_of(options: argparse.Namespace) -> list[Spec]:
         served = [options.vllm_python, "-m", "vllm.entrypoints.openai.api_server", "--model", options.hf_folder]
         served += ["--served-model-name", "m", "--dtype", "float32", "--max-model-len", "2048", "--host", "127.0.0.1"]
         served += ["--gpu-memory-utilization", "0.3"]  # means main memory in the CPU build, where 0.92 is the default
-        specs.append(Spec(engine="vllm-cpu", mode="float32", driver=vllm, server=tuple(served)))
+        # Left to itself the server computes on one core of two and keeps the other for its own processes.
+        bound = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{options.threads - 1}", "OMP_NUM_THREADS": threads}
+        library = Path(options.vllm_python).parents[1] / "lib" / "libiomp5.so"
+        if library.exists():  # as its manual recommends
+            bound["LD_PRELOAD"] = str(library)
+        specs.append(Spec(engine="vllm-cpu", mode="float32", driver=vllm, server=tuple(served), environment=bound))
     if options.transformers_python:
         driver = (options.transformers_python, str(FOLDER / "transformers_engine.py"))
         specs.append(
