@@ -44,7 +44,7 @@ print(f"{seed} lives")
 """
 
 
-SCENARIOS = ("images", "host_tier", "kv_events", "pending_copies", "model", "pressure")
+SCENARIOS = ("images", "host_tier", "kv_events", "pending_copies", "model", "pressure", "planning")
 """``tests/scheduler/test_scheduler_*.py`` for moments that random lives seldom come to."""
 
 
