@@ -184,14 +184,10 @@ class Choice:
         )
 
     def _prompt_logprobs(self, arrived: Arrived) -> PromptLogprobs | None:
-        """Once, with the first tokens; None where they were not asked for. Called before those are counted."""
+        """Once, with the first tokens; None where they were not asked for."""
         wanted, values = self.inp.prompt_logprobs, arrived.prompt_logprobs
-        if wanted is None:
+        if wanted is None or not values:
             return None
-        if not values:
-            # An engine has nothing to send for a prompt of one token, which has no predecessor.
-            alone = len(self.inp.prompt_ids) == 1 and not self.state.tokens and bool(arrived.ids)
-            return (None,) if alone else None
         tops = arrived.prompt_top_logprobs or [None] * len(values)
         found: list[TokenLogprob | None] = []
         chars = 0
