@@ -43,7 +43,7 @@ from tokenspeed.device.specs_of import vocabulary_of as vocabulary_size
 from tokenspeed.device.survey import survey
 from tokenspeed.errors import SettingsError
 from tokenspeed.grammar.matchers import Matchers
-from tokenspeed.plane.messages import EngineInfo
+from tokenspeed.plane.messages import EngineInfo, KvEventFeed
 from tokenspeed.plane.ports import FrontendLink, Meter, Wakeup
 from tokenspeed.plane.specs import DeviceSpecs
 from tokenspeed.settings.model import Backend, KvEventSettings, Settings
@@ -159,6 +159,7 @@ def rank_engine(
         if settings.kv_events.endpoint is not None and "kv_sink" not in control:
             control["kv_sink"] = sink = kv_event_sink(settings.kv_events, rank=info.engine_index)
             lifetime.callback(sink.close)
+            info = attrs.evolve(info, kv_events=kv_event_feed(settings.kv_events, sink))
         if meter_for is not None:
             control.setdefault("meter", meter_for(info))
         if settings.tracing.endpoint is not None and "tracer" not in control:
@@ -200,6 +201,22 @@ def kv_event_sink(events: KvEventSettings, *, rank: int) -> KvEventPublisher:
         event_format=EventFormat(events.format.value),
         rank=rank,
         keep=events.keep_batches,
+    )
+
+
+def kv_event_feed(events: KvEventSettings, sink: KvEventPublisher) -> KvEventFeed:
+    """What peers are told of `sink`: addresses as written, from which they find each rank's, or as picked."""
+
+    def told(written: str | None, bound: str | None) -> str | None:
+        return bound if written is not None and written.endswith((":0", ":*")) else written
+
+    return KvEventFeed(
+        endpoint=told(events.endpoint, sink.endpoint) or sink.endpoint,
+        replay_endpoint=told(events.replay_endpoint, sink.replay_endpoint),
+        topic=events.topic,
+        keep_batches=sink.keep,
+        max_queued=sink.max_queued,
+        high_water=sink.high_water,
     )
 
 
