@@ -87,15 +87,18 @@ class Inbox:
     arrived: dict[int, Arrived] = attrs.field(factory=dict[int, Arrived])
     gone: str | None = None
     expired: bool = False
-    signal: asyncio.Event = attrs.field(factory=asyncio.Event)
+    ready: bool = False
+    waiter: asyncio.Future[None] | None = None
 
     async def take(self) -> dict[int, Arrived]:
-        """Wait until something came, and take all of it; empty once expired.
+        """Wait until something came, and take all of it; empty once expired. One task at a time.
 
         Raises: EngineDead: the engine is gone; what it sent before is not delivered any more.
         """
-        await self.signal.wait()
-        self.signal.clear()
+        while not self.ready:
+            self.waiter = asyncio.get_running_loop().create_future()
+            await self.waiter
+        self.ready = False
         if self.gone is not None:
             raise EngineDead(self.gone)
         taken, self.arrived = self.arrived, {}
@@ -107,9 +110,16 @@ class Inbox:
             entry = self.arrived[place] = Arrived()
         return entry
 
+    def wake(self) -> None:
+        """There is something to take."""
+        if not self.ready:
+            self.ready = True
+            if self.waiter is not None and not self.waiter.done():
+                self.waiter.set_result(None)
+
     def expire(self) -> None:
         self.expired = True
-        self.signal.set()
+        self.wake()
 
 
 @attrs.define(eq=False)
@@ -225,7 +235,7 @@ class EngineClient:
         self.abort([rid for rid, _ in routes])
         for _, (inbox, place) in routes:
             inbox.at(place).finish = Finish.ABORT
-            inbox.signal.set()
+            inbox.wake()
 
     async def call(self, make: Callable[[int], ControlOp], *, timeout_s: float) -> ControlReply:
         """Carry out one control operation, built by `make` from a fresh call id.
@@ -276,30 +286,28 @@ class EngineClient:
     def _deliver(self, batch: OutputBatch) -> None:
         state = self.state
         moved = False
-        state.weight_version = batch.weight_version or state.weight_version
+        version = state.weight_version = batch.weight_version or state.weight_version
+        routes, output_ids, finished = state.routes, batch.output_ids, batch.finished
+        scored = any(batch.logprobs) or any(batch.prompt_logprobs)
         for i, rid in enumerate(batch.rids):
-            route = state.routes.get(rid)
+            route = routes.get(rid)
             if route is None:  # ended here already: aborted, or cut at a stop string
                 continue
             moved = True
             inbox, place = route
             entry = inbox.at(place)
-            entry.ids = more(entry.ids, batch.output_ids[i])
-            if batch.logprobs[i]:
-                entry.logprobs = more(entry.logprobs, batch.logprobs[i])
-                entry.top_logprobs = more(entry.top_logprobs, batch.top_logprobs[i])
-            if batch.prompt_logprobs[i]:
-                entry.prompt_logprobs = batch.prompt_logprobs[i]
-                entry.prompt_top_logprobs = batch.prompt_top_logprobs[i]
+            entry.ids = more(entry.ids, output_ids[i])
+            if scored:
+                self._deliver_scores(batch, i, entry)
             entry.prompt_tokens = batch.prompt_tokens[i]
             entry.cached_tokens = batch.cached_tokens[i]
-            entry.weight_version = state.weight_version
-            if batch.finished[i]:
-                entry.finish = Finish(batch.finished[i])
+            entry.weight_version = version
+            if finished[i]:
+                entry.finish = Finish(finished[i])
                 entry.status = batch.status[i]
                 entry.message = batch.messages[i]
-                del state.routes[rid]
-            inbox.signal.set()
+                del routes[rid]
+            inbox.wake()
         load = batch.load
         if load is not None:
             moved = moved or load != state.load
@@ -308,6 +316,14 @@ class EngineClient:
         if moved:
             state.progress_s = self.clock.now_s()
 
+    def _deliver_scores(self, batch: OutputBatch, i: int, entry: Arrived) -> None:
+        if batch.logprobs[i]:
+            entry.logprobs = more(entry.logprobs, batch.logprobs[i])
+            entry.top_logprobs = more(entry.top_logprobs, batch.top_logprobs[i])
+        if batch.prompt_logprobs[i]:
+            entry.prompt_logprobs = batch.prompt_logprobs[i]
+            entry.prompt_top_logprobs = batch.prompt_top_logprobs[i]
+
     def _gone(self, reason: str) -> None:
         state = self.state
         if state.gone is not None:
@@ -315,7 +331,7 @@ class EngineClient:
         state.gone = reason
         for inbox, _ in state.routes.values():
             inbox.gone = reason
-            inbox.signal.set()
+            inbox.wake()
         state.routes.clear()
         for future in state.calls.values():
             if not future.done():

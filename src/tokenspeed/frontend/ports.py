@@ -27,7 +27,7 @@ class RequestMeter(Protocol):
 
     def first_token(self, *, seconds: float, prompt_tokens: int, cached_tokens: int) -> None: ...
 
-    def tokens(self, *, count: int, gap_s: float | None) -> None:
+    def tokens(self, count: int, gap_s: float | None) -> None:
         """`count` new tokens of one choice; `gap_s` since its previous ones, None for the first."""
         ...
 
@@ -53,7 +53,7 @@ class QuietMeter:
     def first_token(self, *, seconds: float, prompt_tokens: int, cached_tokens: int) -> None:
         pass
 
-    def tokens(self, *, count: int, gap_s: float | None) -> None:
+    def tokens(self, count: int, gap_s: float | None) -> None:
         pass
 
     def choice_ended(self, *, reason: str, tokens: int, decode_s: float) -> None:

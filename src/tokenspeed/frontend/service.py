@@ -230,6 +230,7 @@ class GenerationService:
             ),
             search=StopMatcher(words=prepare_stops(inp.stop), include=inp.include_stop) if inp.stop else NoStops(),
             single=bool(inp.stop) or inp.logprobs is not None,
+            plain=not inp.stop and inp.logprobs is None and inp.prompt_logprobs is None,
             prompt_decoder=StreamDecoder(tokenizer=self.tokenizer, skip_special_tokens=False),
         )
 
@@ -238,27 +239,26 @@ class GenerationService:
         delta = choice.take(entry)
         now_s, state = self.clock.now_s(), choice.state
         if delta.token_ids:
-            if choice.prompt_index not in group.answered:
-                group.answered.add(choice.prompt_index)
-                self.meter.first_token(
-                    seconds=now_s - group.began_s,
-                    prompt_tokens=delta.prompt_tokens,
-                    cached_tokens=delta.cached_tokens,
-                )
-            group.span.answered(
-                prompt_index=choice.prompt_index,
-                prompt_tokens=delta.prompt_tokens,
-                output_tokens=len(delta.token_ids),
-                now_s=now_s,
-            )
+            if state.last_s is None:
+                state.first_s = now_s
+                self._answered(group, delta, now_s)
             gap_s = None if state.last_s is None else now_s - state.last_s
-            self.meter.tokens(count=len(delta.token_ids), gap_s=gap_s)
-            state.first_s = now_s if state.first_s is None else state.first_s
+            self.meter.tokens(len(delta.token_ids), gap_s)
             state.last_s = now_s
         if delta.finish_reason is not None:
             group.engine.abort((choice.rid,))  # nothing to do unless a stop string ended it
             self._ended(group, choice, delta.finish_reason, now_s)
         return delta
+
+    def _answered(self, group: Group, delta: ChoiceDelta, now_s: float) -> None:
+        """A choice's first token came; it may be its prompt's."""
+        if delta.prompt_index in group.answered:
+            return
+        group.answered.add(delta.prompt_index)
+        self.meter.first_token(
+            seconds=now_s - group.began_s, prompt_tokens=delta.prompt_tokens, cached_tokens=delta.cached_tokens
+        )
+        group.span.answered(prompt_index=delta.prompt_index, prompt_tokens=delta.prompt_tokens, now_s=now_s)
 
     def _ended(self, group: Group, choice: Choice, reason: str, now_s: float) -> None:
         choice.state.ended = True
@@ -278,7 +278,8 @@ class GenerationService:
         for choice in group.choices:
             if not choice.state.ended:
                 self._ended(group, choice, reason, now_s)
-        group.span.end(began_s=group.began_s, now_s=now_s, wall_s=time.time(), reason=outcome)
+        made = sum(choice.state.tokens for choice in group.choices)
+        group.span.end(began_s=group.began_s, now_s=now_s, wall_s=time.time(), output_tokens=made, reason=outcome)
 
 
 def _status_of(exc: Exception) -> int:

@@ -143,7 +143,7 @@ class NativeAnswer:
 
 def _merged(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
     """The deltas of one choice as one."""
-    return attrs.evolve(
+    return msgspec.structs.replace(
         deltas[-1],
         text="".join(delta.text for delta in deltas),
         token_ids=tuple(token for delta in deltas for token in delta.token_ids),
