@@ -270,9 +270,9 @@ class ScriptedEngine:
         batch.logprobs.append([logprob_of(i) for i in ids] if request.return_logprob else [])
         wanted = request.top_logprobs if request.return_logprob else 0
         batch.top_logprobs.append([top_of(i, wanted) for i in ids] if wanted else [])
-        tops = [None, *(top_of(i, request.top_logprobs) for i in prompt[1:])]
-        batch.prompt_logprobs.append([None, *(logprob_of(i) for i in prompt[1:])] if first else [])
-        batch.prompt_top_logprobs.append(tops if first and request.top_logprobs else [])
+        rest, tops = prompt[1:], request.top_logprobs
+        batch.prompt_logprobs.append([None, *(logprob_of(i) for i in rest)] if first else [])
+        batch.prompt_top_logprobs.append([None, *(top_of(i, tops) for i in rest)] if first and tops else [])
         batch.status.append(why[0])
         batch.messages.append(why[1])
 
