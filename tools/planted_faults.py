@@ -52,15 +52,15 @@ SCENARIOS = {
         *(
             f"scheduler/test_scheduler_{name}.py"
             for name in (
-                "images",
-                "host_tier",
-                "host_blocks",
-                "kv_events",
-                "pending_copies",
-                "pressure",
-                "planning",
                 "waiting",
+                "planning",
+                "pressure",
                 "ends",
+                "kv_events",
+                "host_blocks",
+                "host_tier",
+                "pending_copies",
+                "images",
                 "groups",
                 "prefix",
                 "storage",
@@ -71,7 +71,7 @@ SCENARIOS = {
         "scheduler/test_remote_streams.py",
         "scheduler/test_remote_admission.py",
     ),
-    "control": ("control",),
+    "control": tuple(f"control/{path.name}" for path in sorted((ROOT / "tests" / "control").glob("test_*.py"))),
 }
 """By room, below ``tests``: files for moments that random lives seldom come to."""
 
@@ -114,9 +114,9 @@ def caught_by_life(folder: Path, seconds: float) -> tuple[bool, str]:
     return done.returncode == FAILED_LIFE, said[-1] if said else "nothing said"
 
 
-def caught_by_scenario(folder: Path, room: str) -> tuple[bool, str]:
-    """Whether a scenario test failed, and which."""
-    files = [str(ROOT / "tests" / name) for name in SCENARIOS[room]]
+def caught_by_scenario(folder: Path, room: str, *, first: str = "") -> tuple[bool, str]:
+    """Whether a scenario test failed, and which; files with `first` in their name are tried before others."""
+    files = [str(ROOT / "tests" / name) for name in sorted(SCENARIOS[room], key=lambda name: first not in name)]
     try:
         done = subprocess.run(  # noqa: S603 - this interpreter, this tree's tests
             [
@@ -156,7 +156,7 @@ def caught_by(fault: Fault, seconds: float) -> tuple[bool, str]:
             caught, how = caught_by_life(folder, seconds)
             if caught:
                 return caught, how
-        return caught_by_scenario(folder, fault.room)
+        return caught_by_scenario(folder, fault.room, first=Path(fault.file).stem.split("_")[0])
 
 
 def unplanted(room: str) -> str:
