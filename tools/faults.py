@@ -733,6 +733,13 @@ CONTROL = (
         room="control",
     ),
     Fault(
+        "the second of an id in a round is admitted where the first was refused",
+        "ingress.py",
+        "            if again or buffers(request.rid)",
+        "            if buffers(request.rid)",
+        room="control",
+    ),
+    Fault(
         "an id that the scheduler still holds is admitted",
         "event_loop.py",
         "            holds=self.scheduler.holds,\n",
