@@ -39,6 +39,8 @@ ANSWERS = {
     "thinks for ever": "<think>Hm. <tool_call>{",
     "half a tag": "So <tool_cal",
 }
+ODD, ODD_SEED = 'a"\\b/\n\r\t\x00\x1f\x7f\x85\u2028\u2029 {"text": "\\u0041"} 😀é日本\N{COMBINING ACUTE ACCENT}', 99
+"""Signs that JSON, or a reader of lines, takes for its own."""
 USER = [{"role": "user", "content": "hello"}]
 TOOL = {"name": "f", "description": "d", "parameters": {"type": "object"}}
 
@@ -47,6 +49,8 @@ def script(request: GenerateRequest) -> Sequence[int]:
     """What the last user message names, or the text behind as many letters as the seed says."""
     prompt = TOKENIZER.decode(request.input_ids.tolist())
     asked = prompt.rpartition("<|user|>")[2].partition("\n")[0]
+    if request.sampling.seed == ODD_SEED:
+        return [*TOKENIZER.encode(ODD), EOS]
     return [*([122] * ((request.sampling.seed or 0) % 10)), *TOKENIZER.encode(ANSWERS.get(asked, TEXT)), EOS]
 
 
@@ -99,6 +103,13 @@ CUTS: dict[str, Json] = {
     "no stop before so many tokens": {"stop": ["o", "d"], "min_tokens": 6},
     "half a character": {"max_tokens": 6, "stop": ["ZZ"], "logit_bias": {"1": 1}},
     "special tokens shown": {"ignore_eos": True, "skip_special_tokens": False, "max_tokens": 16},
+    "signs that have to be escaped": {"seed": ODD_SEED, "max_tokens": 80},
+    "signs that have to be escaped and stop it": {
+        "n": 1,
+        "seed": ODD_SEED,
+        "max_tokens": 80,
+        "stop": ["\x00\x1f", "\u2029"],
+    },
     "ids": {"return_token_ids": True, "n": 2, "seed": 3, "stop": ["lo w"]},
 }
 LOGPROBS: dict[str, tuple[Json, Json]] = {

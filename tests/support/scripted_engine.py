@@ -145,6 +145,14 @@ class ScriptedEngine:
     def die(self, reason: str = "killed by the test") -> None:
         self.emit(EngineGone(reason=reason))
 
+    def fail(self, rid: str, status: int = 500, message: str = "failed by the test") -> None:
+        """End a running request with an error of its own, as after numbers that are none."""
+        with self.changed:
+            batch = self._blank()
+            self._row(batch, self.running.pop(rid), finish=Finish.ABORT, why=(status, message))
+            self.changed.notify_all()
+        self.emit(batch)
+
     def start(self) -> None:
         self.thread = threading.Thread(target=self._run, name="scripted-engine", daemon=True)
         self.thread.start()
