@@ -22,6 +22,7 @@ from tokenspeed.plane.plan import (
     PlanAbort,
     RemoteStream,
     RestoreBatch,
+    RestoreOp,
     SnapshotBatch,
     SnapshotOp,
     StorageOp,
@@ -95,6 +96,32 @@ def plain(value: object) -> object:
     if attrs.has(type(value)):
         return {field.name: plain(getattr(value, field.name)) for field in attrs.fields(type(value))}
     return value
+
+
+STREAM = RemoteStream(row=1, rid="b", slot=1, pages=(GroupBlocks(blocks=(4,)),))
+PARTS: dict[str, dict[str, object]] = {
+    "batch": {"batch": one_row_batch(0, 0, [1])},
+    "store": {"cache": (WriteBackOp(op_id=1, group=0, device_blocks=(3,), host_blocks=(0,)),)},
+    "load": {"cache": (LoadBackOp(op_id=1, group=0, device_blocks=(3,), host_blocks=(0,)),)},
+    "image": {"cache": (SnapshotBatch(ops=(SnapshotOp(op_id=1, slot=0, tail=(), image=0),)),)},
+    "restore": {"cache": (RestoreBatch(ops=(RestoreOp(op_id=1, slot=0, pages=(), tail=(), image=0),)),)},
+    "prefill elsewhere": {"remote_prefill": (STREAM,)},
+    "decode elsewhere": {"remote_decode": (STREAM,)},
+    "copy": {"pages_to_copy": (BlockCopy(source=1, destination=2),)},
+    "zero": {"pages_to_zero": (GroupBlocks(blocks=(1,)),)},
+    "storage": {"cache": (StorageOp(op_id=1, verb=StorageVerb.PUT, keys=(b"k",), host_blocks=(1,)),)},
+    "ends": {"aborts": (PlanAbort(row=0, reason="full"),), "retired": (0,), "preempted": (1,)},
+    "nothing": {},
+}
+
+
+@pytest.mark.contract("SP-25")
+@pytest.mark.parametrize("part", PARTS)
+def test_a_plan_needs_the_device_exactly_when_a_part_of_it_is_the_devices(part: str) -> None:
+    plan = ExecutionPlan(round_id=1, **PARTS[part])  # type: ignore[arg-type]
+    assert plan.needs_device() is (part not in ("storage", "ends", "nothing"))
+    stored = PARTS["storage"]["cache"]
+    assert plan._replace(cache=(*plan.cache, *stored)).needs_device() is plan.needs_device()  # type: ignore[misc]
 
 
 @pytest.mark.contract("SP-24", "SP-35")
