@@ -188,6 +188,8 @@ async def unless_gone(receive: Receive, work: Coroutine[object, object, T]) -> T
         watcher.cancel()
         # The work's own clean-up (aborts to the engine) is over when this returns.
         await asyncio.gather(task, watcher, return_exceptions=True)
+        # A failure's traceback has this frame: with the task in it, the whole request would be a cycle.
+        del task, watcher
 
 
 async def _disconnected(receive: Receive) -> None:
