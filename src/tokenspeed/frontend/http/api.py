@@ -92,6 +92,11 @@ class Api:
         return self.settings.admin_key
 
     @property
+    def allowed_origins(self) -> tuple[str, ...]:
+        """Origins of the web pages that are served; "*": every page's."""
+        return self.settings.allowed_origins
+
+    @property
     def max_body_bytes(self) -> int:
         return int(self.settings.max_body_mib * (1 << 20))
 
