@@ -24,14 +24,15 @@ from tokenspeed.checkpoint.progress import NoProgress, Progress
 from tokenspeed.checkpoint.sources import ResolvedModel, resolve_model
 from tokenspeed.compose.control import ControlContainer
 from tokenspeed.compose.facts import engine_info
-from tokenspeed.compose.grammars import compile_pool, serves_grammars, vocabulary_of
+from tokenspeed.compose.grammars import grammar_parts
+from tokenspeed.compose.observers import open_observers
 from tokenspeed.compose.parts import check_part, check_parts, misfit
 from tokenspeed.compose.typed import given, one, ref
 from tokenspeed.control.event_loop import EventLoop
 from tokenspeed.control.wakeup import ThreadWakeup
 from tokenspeed.device.build import DeviceBuild, build_device_side
 from tokenspeed.device.control_guard import control_plane_guard
-from tokenspeed.device.data_plane import open_data_plane
+from tokenspeed.device.data_plane import HostDataPlane, open_data_plane
 from tokenspeed.device.gc_hooks import AutomaticCollection, GcHooks
 from tokenspeed.device.guards import EnterServing, SyncDebug, sync_debug
 from tokenspeed.device.jit_monitor import jit_monitor
@@ -43,13 +44,12 @@ from tokenspeed.device.specs_of import vocabulary_of as vocabulary_size
 from tokenspeed.device.survey import survey
 from tokenspeed.errors import SettingsError
 from tokenspeed.grammar.matchers import Matchers
-from tokenspeed.plane.messages import EngineInfo, KvEventFeed
-from tokenspeed.plane.ports import FrontendLink, Meter, Wakeup
+from tokenspeed.plane.grammar import GrammarMatchers
+from tokenspeed.plane.messages import EngineInfo
+from tokenspeed.plane.ports import DeviceHandle, FrontendLink, Meter, Wakeup
 from tokenspeed.plane.specs import DeviceSpecs
-from tokenspeed.settings.model import Backend, KvEventSettings, Settings
+from tokenspeed.settings.model import Backend, Settings
 from tokenspeed.settings.refusals import refuse
-from tokenspeed.telemetry.tracing import open_tracer
-from tokenspeed.wire.kv_events import EventFormat, KvEventPublisher, open_publisher
 
 Connect: TypeAlias = Callable[[EngineInfo, Wakeup], FrontendLink]
 """Makes the engine's end of the frontend wire; called once, when the device side is complete."""
@@ -131,58 +131,36 @@ def rank_engine(
     refuse(settings)
     chosen = check_parts(parts)
     watch = progress or NoProgress()
+    wakeup = cast("Wakeup", chosen.control.get("wakeup") or ThreadWakeup())
     device_type = DEVICE_TYPES[settings.device.backend]
-    jit = jit_monitor()
-    sync = sync_debug(device_type=device_type)
+    jit, sync = jit_monitor(), sync_debug(device_type=device_type)
     with ExitStack() as lifetime:
         sources = open_sources(jit, device_type=device_type)  # ahead of everything that could compile (DP-73)
         lifetime.callback(sources.close)
         files = resolved or resolve_model(settings.model, watch)
-        device_parts = _device_parts(chosen.device, sync=sync, own_process=own_process)
         checkpoint = open_checkpoint(files)
-        vocab_size = vocabulary_size(checkpoint)
-        matchers = Matchers(vocab_size=vocab_size, token_s=settings.grammar.token_ms / 1e3)
-        device_parts = attrs.evolve(device_parts, matchers=matchers)
-        root = EngineContainer(settings=settings, checkpoint=checkpoint, device_parts=device_parts, progress=watch)
-        build = root.device_build()
-        wakeup = cast("Wakeup", chosen.control.get("wakeup") or ThreadWakeup())
-        with ExitStack() as unowned:
-            unowned.callback(build.handle.close)
-            plane = open_data_plane(build.handle, wakeup, sync=sync, jit=jit)
-            unowned.pop_all()  # closed by the data plane from here on
-        lifetime.callback(plane.close)
-        lifetime.callback(plane.shutdown_cache)
-        specs = build.specs
-        del build, root  # the handle is the data plane's alone from here on (DP-28, DP-32)
+        matchers = Matchers(vocab_size=vocabulary_size(checkpoint), token_s=settings.grammar.token_ms / 1e3)
+        device_parts = _device_parts(chosen.device, matchers, sync=sync, own_process=own_process)
+        specs, plane = _open_plane(
+            EngineContainer(settings=settings, checkpoint=checkpoint, device_parts=device_parts, progress=watch),
+            lifetime,
+            partial(open_data_plane, wakeup=wakeup, sync=sync, jit=jit),
+        )
         info = engine_info(settings, specs, served_name=files.served_name)
-        control = dict(chosen.control)
-        if settings.kv_events.endpoint is not None and "kv_sink" not in control:
-            control["kv_sink"] = sink = kv_event_sink(settings.kv_events, rank=info.engine_index)
-            lifetime.callback(sink.close)
-            info = attrs.evolve(info, kv_events=kv_event_feed(settings.kv_events, sink))
-        if meter_for is not None:
-            control.setdefault("meter", meter_for(info))
-        if settings.tracing.endpoint is not None and "tracer" not in control:
-            service = f"engine{info.engine_index}"
-            control["tracer"] = tracer = open_tracer(settings.tracing, service=service, model=info.model)
-            lifetime.callback(tracer.close)
-        if serves_grammars(settings):
-            known = partial(vocabulary_of, checkpoint, size=vocab_size)
-            control["matchers"] = matchers
-            control["compiler"] = compiler = compile_pool(settings.grammar, matchers, wakeup, known)
-            lifetime.callback(compiler.close)
-        link = connect(info, wakeup)
+        observers = open_observers(settings, info, lifetime, replaced=chosen.control, meter_for=meter_for)
+        grammars = grammar_parts(settings, checkpoint, matchers, wakeup, lifetime)
+        link = connect(observers.info, wakeup)
         lifetime.callback(link.close)
         box = ControlContainer(
             settings=settings,
             specs=specs,
             plane=plane,
             frontend=link,
-            **{**control, "wakeup": wakeup},
+            **{**observers.parts, **grammars, **chosen.control, "wakeup": wakeup},
         )
         yield RankEngine(
             specs=specs,
-            info=info,
+            info=observers.info,
             loop=box.loop(),
             serving=EnterServing(sync_debug=sync, jit=jit),
             jit_sources=sources,
@@ -190,37 +168,23 @@ def rank_engine(
         )
 
 
-def kv_event_sink(events: KvEventSettings, *, rank: int) -> KvEventPublisher:
-    """The publisher that the settings describe. Raises: SettingsError: an address cannot be bound."""
-    if events.endpoint is None:
-        raise SettingsError("kv_events.endpoint: missing")
-    return open_publisher(
-        events.endpoint,
-        replay_endpoint=events.replay_endpoint,
-        topic=events.topic,
-        event_format=EventFormat(events.format.value),
-        rank=rank,
-        keep=events.keep_batches,
-    )
+def _open_plane(
+    root: EngineContainer, lifetime: ExitStack, open_over: Callable[[DeviceHandle], HostDataPlane]
+) -> tuple[DeviceSpecs, HostDataPlane]:
+    """Build the device side and take the build apart: the handle is the data plane's alone (DP-28, DP-32)."""
+    build = root.device_build()
+    with ExitStack() as unowned:
+        unowned.callback(build.handle.close)
+        plane = open_over(build.handle)
+        unowned.pop_all()  # closed by the data plane from here on
+    lifetime.callback(plane.close)
+    lifetime.callback(plane.shutdown_cache)
+    return build.specs, plane
 
 
-def kv_event_feed(events: KvEventSettings, sink: KvEventPublisher) -> KvEventFeed:
-    """What peers are told of `sink`: addresses as written, from which they find each rank's, or as picked."""
-
-    def told(written: str | None, bound: str | None) -> str | None:
-        return bound if written is not None and written.endswith((":0", ":*")) else written
-
-    return KvEventFeed(
-        endpoint=told(events.endpoint, sink.endpoint) or sink.endpoint,
-        replay_endpoint=told(events.replay_endpoint, sink.replay_endpoint),
-        topic=events.topic,
-        keep_batches=sink.keep,
-        max_queued=sink.max_queued,
-        high_water=sink.high_water,
-    )
-
-
-def _device_parts(given_parts: Mapping[str, object], *, sync: SyncDebug, own_process: bool) -> DeviceParts:
+def _device_parts(
+    given_parts: Mapping[str, object], matchers: GrammarMatchers, *, sync: SyncDebug, own_process: bool
+) -> DeviceParts:
     """Raises: SettingsError: a part does not fit its protocol."""
     protocols: dict[str, type] = {"model": ModelFactory, "sampler": SamplerFactory}
     for name, value in given_parts.items():
@@ -231,6 +195,7 @@ def _device_parts(given_parts: Mapping[str, object], *, sync: SyncDebug, own_pro
         sampler=None if sampler is None else _checked(sampler),
         rounds=GcHooks() if own_process else AutomaticCollection(),
         watch=sync.watching,
+        matchers=matchers,
     )
 
 

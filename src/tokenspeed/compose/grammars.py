@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 
 from tokenspeed.checkpoint.checkpoint import Checkpoint
@@ -22,6 +23,18 @@ from tokenspeed.settings.model import Settings
 def serves_grammars(settings: Settings) -> bool:
     """The simulated device names its tokens itself, whatever a mask says."""
     return settings.grammar.backend is not GrammarBackend.NONE and settings.device.backend is not Backend.SIMULATED
+
+
+def grammar_parts(
+    settings: Settings, checkpoint: Checkpoint, matchers: Matchers, wakeup: Wakeup, lifetime: ExitStack
+) -> Mapping[str, object]:
+    """The parts of a control plane that compile and match grammars; none where grammars are not served."""
+    if not serves_grammars(settings):
+        return {}
+    known = partial(vocabulary_of, checkpoint, size=matchers.vocab_size)
+    compiler = compile_pool(settings.grammar, matchers, wakeup, known)
+    lifetime.callback(compiler.close)
+    return {"compiler": compiler, "matchers": matchers}
 
 
 def limits_of(grammar: GrammarSettings) -> GrammarLimits:

@@ -38,4 +38,4 @@ def read(provider: providers.Provider[S], get: Callable[[S], T]) -> T:
 
 def pick(key: str, **options: T) -> providers.Provider[T]:
     """One of several by name, which is an argument like any other (`read`, `ref`); only the chosen one is built."""
-    return providers.Selector(key, **cast("dict[str, providers.Provider[T]]", options))
+    return providers.Selector(cast("providers.Provider[str]", key), **cast("dict[str, providers.Provider[T]]", options))
