@@ -50,6 +50,7 @@ class HttpFrontend:
     """The HTTP server of one deployment; `run` on the process's main thread, `stop` from any thread.
 
     Attributes:
+        model_path: what other programs load the model by.
         sock: bound, not listening; closed at the end of `run`.
         on_ready: told the server's URL once it accepts connections.
         ranks_dir: where the ranks keep their metrics; None: they have none.
@@ -57,6 +58,7 @@ class HttpFrontend:
 
     settings: Settings
     prompts: PromptMaker
+    model_path: str
     family: OutputFamily
     links: tuple[EngineLink, ...]
     sock: socket.socket
@@ -107,6 +109,7 @@ class HttpFrontend:
         api = Api(
             service=service,
             prompts=self.prompts,
+            model_path=self.model_path,
             settings=self.settings.server,
             metrics=registry,
             meter=PrometheusHttpMeter(registry=registry),
@@ -161,6 +164,7 @@ def serve_http(
     return HttpFrontend(
         settings=settings,
         prompts=prompts,
+        model_path=resolved.model_path,
         family=family,
         links=tuple(links),
         sock=sock,

@@ -56,6 +56,7 @@ class Api:
 
     Attributes:
         family: how the model writes reasoning and tool calls.
+        model_path: what other programs load the model by; default: its name.
         responses: those that can be asked for later.
         created: Unix time the model was made available at.
         version: of this package.
@@ -71,6 +72,7 @@ class Api:
     created: int
     version: str
     family: OutputFamily = attrs.field(factory=lambda: OutputFamily(calls="hermes"))
+    model_path: str = attrs.field(default=attrs.Factory(lambda self: self.service.info.model, takes_self=True))
     wall_s: Callable[[], float] = time.time
     new_id: Callable[[], str] = lambda: secrets.token_hex(12)
     responses: ResponseStore = attrs.field(
