@@ -74,19 +74,30 @@ def more(known: Sequence[T], new: Sequence[T]) -> Sequence[T]:
     return [*new]
 
 
+def must_wake(_: dict[int, Arrived]) -> bool:
+    """The `Inbox.pass_on` of a consumer that wants everything itself."""
+    return False
+
+
 @attrs.define(eq=False)
 class Inbox:
     """Where the sequences of one consumer arrive. Writers: the engine client, and the timer that expires it.
 
     Attributes:
         rids: of the sequences, by their place in the group.
+        pass_on: asked for the consumer while it waits in `take`: False if it must be woken, and then nothing of
+            what arrived was used. What it raises, `take` raises.
         arrived: by place, what was not taken yet.
+        touched: something came in the running delivery.
     """
 
     rids: tuple[str, ...]
+    pass_on: Callable[[dict[int, Arrived]], bool] = must_wake
     arrived: dict[int, Arrived] = attrs.field(factory=dict[int, Arrived])
     gone: str | None = None
+    failed: Exception | None = None
     expired: bool = False
+    touched: bool = False
     ready: bool = False
     waiter: asyncio.Future[None] | None = None
 
@@ -98,9 +109,11 @@ class Inbox:
         while not self.ready:
             self.waiter = asyncio.get_running_loop().create_future()
             await self.waiter
-        self.ready = False
+        self.ready, self.waiter = False, None
         if self.gone is not None:
             raise EngineDead(self.gone)
+        if self.failed is not None:
+            raise self.failed
         taken, self.arrived = self.arrived, {}
         return taken
 
@@ -109,6 +122,19 @@ class Inbox:
         if entry is None:
             entry = self.arrived[place] = Arrived()
         return entry
+
+    def deliver(self) -> None:
+        """What came is complete for now: pass it on, or wake who waits for it."""
+        self.touched = False
+        waiting = not self.ready and self.waiter is not None and not self.waiter.done()
+        if waiting and self.gone is None and self.failed is None:
+            try:
+                if self.pass_on(self.arrived):
+                    self.arrived.clear()
+                    return
+            except Exception as exc:  # this consumer's alone; it ends by it
+                self.failed = exc
+        self.wake()
 
     def wake(self) -> None:
         """There is something to take."""
@@ -269,21 +295,25 @@ class EngineClient:
                 self.loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
-        # Cleared first: an event appended after the last popleft schedules another drain.
+        # Cleared first: an event appended after the count schedules another drain, behind what else the loop has to do.
         self.state.scheduled = False
         incoming = self.state.incoming
-        while incoming:
+        touched: list[Inbox] = []
+        for _ in range(len(incoming)):
             match incoming.popleft():
                 case OutputBatch() as batch:
-                    self._deliver(batch)
+                    self._deliver(batch, touched)
                 case ControlReply() as reply:
                     future = self.state.calls.get(reply.call_id)
                     if future is not None and not future.done():
                         future.set_result(reply)
                 case EngineGone(reason=reason):
                     self._gone(reason)
+        for inbox in touched:
+            inbox.deliver()
 
-    def _deliver(self, batch: OutputBatch) -> None:
+    def _deliver(self, batch: OutputBatch, touched: list[Inbox]) -> None:
+        """Put the batch's rows where they belong; `touched` gets each inbox once."""
         state = self.state
         moved = False
         version = state.weight_version = batch.weight_version or state.weight_version
@@ -307,7 +337,9 @@ class EngineClient:
                 entry.status = batch.status[i]
                 entry.message = batch.messages[i]
                 del routes[rid]
-            inbox.wake()
+            if not inbox.touched:
+                inbox.touched = True
+                touched.append(inbox)
         load = batch.load
         if load is not None:
             moved = moved or load != state.load

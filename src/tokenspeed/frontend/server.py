@@ -18,10 +18,12 @@ from email.utils import formatdate
 import attrs
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from tokenspeed.errors import SettingsError
 from tokenspeed.frontend.http.api import Api
+from tokenspeed.frontend.http.stream import FLOW
 
 log = logging.getLogger("tokenspeed.http")
 
@@ -82,6 +84,14 @@ class _DatedState(ServerState):
     @default_headers.setter
     def default_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
         """The base class begins with none."""
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's, showing its flow control to responses."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {FLOW: self.flow}  # type: ignore[dict-item]
 
 
 class _Server(uvicorn.Server):
@@ -154,7 +164,7 @@ async def serving(app: ASGIApp, api: Api, sock: socket.socket) -> AsyncGenerator
         access_log=False,
         lifespan="off",
         interface="asgi3",
-        http="httptools",
+        http=_Protocol,
         ws="none",
         proxy_headers=False,
         server_header=False,

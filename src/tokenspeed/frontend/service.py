@@ -10,16 +10,17 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 
 import attrs
 
 from tokenspeed.errors import EngineDead, RequestError
 from tokenspeed.frontend.calls import UNNAMED, CallLog, CallName, NoCallLog
 from tokenspeed.frontend.choice import Choice, NoStops
-from tokenspeed.frontend.engine_client import Arrived, EngineClient, Inbox
+from tokenspeed.frontend.engine_client import Arrived, EngineClient, Inbox, must_wake
 from tokenspeed.frontend.gate import SequenceGate
 from tokenspeed.frontend.generation import ChoiceDelta, ChoiceResult, GenerationInput, joined
-from tokenspeed.frontend.ports import RequestMeter
+from tokenspeed.frontend.ports import DeltaSink, NoSink, RequestMeter
 from tokenspeed.frontend.routing import Router
 from tokenspeed.frontend.text.detok import StreamDecoder
 from tokenspeed.frontend.text.stops import StopMatcher, prepare_stops
@@ -29,6 +30,7 @@ from tokenspeed.plane.messages import EngineInfo, Finish, GenerateRequest, Sampl
 from tokenspeed.plane.ports import Clock
 from tokenspeed.plane.traces import NoTracer, Tracer
 
+NO_SINK = NoSink()
 CLIENT_LEFT = 499
 """Told of a call whose consumer went away before its end."""
 
@@ -121,14 +123,20 @@ class GenerationService:
         """Of all engines; while they differ, each different one, in the engines' order."""
         return ", ".join(dict.fromkeys(engine.weight_version for engine in self.engines))
 
-    def stream(self, inp: GenerationInput, call: CallName = UNNAMED) -> AsyncGenerator[ChoiceDelta, None]:
+    def stream(
+        self, inp: GenerationInput, call: CallName = UNNAMED, sink: DeltaSink = NO_SINK
+    ) -> AsyncGenerator[ChoiceDelta, None]:
         """Deltas of all `n` choices of one prompt, in order of arrival; see `stream_batch`."""
-        return self.stream_batch((inp,), call)
+        return self.stream_batch((inp,), call, sink)
 
     async def stream_batch(
-        self, inputs: Sequence[GenerationInput], call: CallName = UNNAMED
+        self, inputs: Sequence[GenerationInput], call: CallName = UNNAMED, sink: DeltaSink = NO_SINK
     ) -> AsyncGenerator[ChoiceDelta, None]:
         """Deltas of all choices of all `inputs`, in order of arrival; close it to cancel what still runs.
+
+        Args:
+            sink: gets the deltas that come while the next one is awaited here, if they have nothing but text and
+                it takes them; these are not yielded.
 
         Raises:
             RequestError: refused (429: no room), ended by the engine, or over the time limit (408).
@@ -143,6 +151,7 @@ class GenerationService:
             await self.gate.enter(total)
             held = total
             group = self._start(inputs, call, began_s)
+            group.inbox.pass_on = partial(self._pass_on, group, sink)
             self.live.groups.add(group)
             limit_s = min([self.timeout_s, *(inp.timeout_s for inp in inputs if inp.timeout_s is not None)])
             timer = asyncio.get_running_loop().call_later(limit_s, group.inbox.expire)
@@ -178,6 +187,18 @@ class GenerationService:
             self.gate.leave(held)
             rids = () if group is None else group.inbox.rids
             self.calls.ended(call, rids=rids, status=status, seconds=self.clock.now_s() - began_s)
+
+    def _pass_on(self, group: Group, sink: DeltaSink, arrived: dict[int, Arrived]) -> bool:
+        """Put what arrived into `sink`; False if that cannot be done for all of it, or must not."""
+        choices = group.choices
+        for place, entry in arrived.items():
+            if entry.finish is not Finish.RUNNING or not choices[place].plain or choices[place].state.last_s is None:
+                return False
+        if group.inbox.expired or not sink.takes():
+            return False
+        for place, entry in arrived.items():
+            sink.put(self._take(group, choices[place], entry))
+        return True
 
     async def run(self, inp: GenerationInput, call: CallName = UNNAMED) -> list[ChoiceResult]:
         """All choices of one prompt, by index."""
@@ -274,6 +295,7 @@ class GenerationService:
     def _close(self, group: Group, reason: str) -> None:
         """Stop what still runs: the consumer left, or something failed."""
         group.engine.abort(group.inbox.rids)
+        group.inbox.pass_on = must_wake  # lets go of the group
         now_s, outcome = self.clock.now_s(), reason if group.live else "finished"
         for choice in group.choices:
             if not choice.state.ended:
