@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol
 
@@ -113,19 +113,14 @@ def run_rank(parent: Parent, start: StartRank, build: BuildEngine) -> None:
             parent.report(Exiting(why=f"the frontend at {dial.state.address} disconnected"))
 
 
-def rank_process(build: BuildEngine, argv: Sequence[str]) -> int:
-    """The process's exit status; `build` makes its engine."""
-    return run_child(argv, StartRank, lambda parent, start: run_rank(parent, start, build))
-
-
 def main() -> int:
-    def build(*args: object, **fields: object) -> AbstractContextManager[Engine]:
+    def run(parent: Parent, start: StartRank) -> None:
         # Imported when the start message is there: a fault in it is reported to the launcher like any other.
         from tokenspeed.compose.engine import rank_engine
 
-        return rank_engine(*args, **fields)  # type: ignore[arg-type]
+        run_rank(parent, start, rank_engine)
 
-    return rank_process(build, sys.argv)
+    return run_child(sys.argv, StartRank, run)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from typing import Literal, TypeAlias
 
 import attrs
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
@@ -18,8 +17,6 @@ from tokenspeed.telemetry.plain_counts import PlainCounter, PlainHistogram, plai
 from tokenspeed.telemetry.table import METRICS, Kind, MetricSpec, Writer
 
 Metric: TypeAlias = Counter | Gauge | Histogram | PlainCounter | PlainHistogram
-
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -66,7 +63,7 @@ class MetricRegistry:
         """Nothing waits to be sent: numbers are read where they are, see `telemetry.events.Instruments`."""
 
     def scrape(self) -> bytes:
-        """The exposition text; :data:`CONTENT_TYPE` names its format."""
+        """The exposition in text format 0.0.4."""
         return generate_latest(WithoutCreated(inner=self.collector))
 
 
