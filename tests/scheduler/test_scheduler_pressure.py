@@ -17,7 +17,7 @@ def victims(plans: list[ExecutionPlan]) -> list[int]:
     return [row for plan in plans for row in plan.preempted]
 
 
-@pytest.mark.contract("SP-42")
+@pytest.mark.contract("SP-6", "SP-42")
 @pytest.mark.parametrize("depth", [0, 1])
 def test_of_two_long_decodes_in_a_small_pool_the_later_is_retracted_and_both_finish_right(depth: int) -> None:
     rig = build(num_pages=12, page_tokens=4, max_num_seqs=2, chunk_tokens=64, overlap_schedule_depth=depth)
@@ -30,7 +30,7 @@ def test_of_two_long_decodes_in_a_small_pool_the_later_is_retracted_and_both_fin
     rig.check_idle()
 
 
-@pytest.mark.contract("SP-47", "KM-12")
+@pytest.mark.contract("SP-47")
 def test_a_retracted_request_returns_by_itself_with_its_tokens_ahead_of_those_that_never_ran() -> None:
     rig = build(num_pages=12, page_tokens=4, max_num_seqs=2, chunk_tokens=64)
     rig.new(prompt(8), max_new=24)
@@ -110,7 +110,7 @@ def test_many_requests_in_a_pool_far_too_small_all_end_in_bounded_rounds() -> No
             rig.check_idle()
 
 
-@pytest.mark.contract("SP-41", "SP-46")
+@pytest.mark.contract("SP-6", "SP-41", "SP-46")
 @pytest.mark.parametrize("depth", [0, 1])
 def test_without_a_way_back_the_newest_resident_is_ended_and_its_pages_are_free_in_that_plan(depth: int) -> None:
     rig = build(
