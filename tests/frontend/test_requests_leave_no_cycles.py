@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import gc
 import json
+import socket
+import struct
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
 import pytest
-from frontend_rig import FrontendRig, frontend
+from frontend_rig import FrontendRig, LiveServer, frontend, live_server
 from scripted_engine import ScriptedEngine, engine_info
 from starlette.types import Message
 
@@ -139,3 +141,37 @@ async def test_a_request_leaves_nothing_for_a_collection(
             await new_call().make(rig)
     assert not left
     assert rig.client.in_flight == 0
+
+
+ASKED = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+RESET = struct.pack("ii", 1, 0)
+"""As `SO_LINGER`: closing tells the peer of a failure, not of an end."""
+
+
+async def connections_gone(live: LiveServer) -> None:
+    while live.server.server.server_state.connections:  # noqa: ASYNC110 - uvicorn tells nobody
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)  # the transport lets go of the connection right behind its protocol
+
+
+def connect_and_leave(live: LiveServer, *, linger: bytes | None) -> None:
+    """One answered request on a connection of its own; returns once the server has seen the client close it."""
+    host, port = live.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as client:
+        client.sendall(ASKED)
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        (protocol,) = live.server.server.server_state.connections
+        if linger is not None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    asyncio.run_coroutine_threadsafe(connections_gone(live), live.loop).result(10)
+    assert protocol.timeout_keep_alive_task is None or protocol.timeout_keep_alive_task.cancelled()
+
+
+@pytest.mark.parametrize("linger", [None, RESET], ids=["closed", "reset"])
+def test_a_connection_leaves_nothing_for_a_collection(linger: bytes | None) -> None:
+    with live_server() as live:
+        connect_and_leave(live, linger=linger)
+        with left_for_a_collection() as left:
+            for _ in range(3):
+                connect_and_leave(live, linger=linger)
+    assert not left

@@ -87,11 +87,19 @@ class _DatedState(ServerState):
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's, showing its flow control to responses."""
+    """uvicorn's, showing its flow control to responses, and leaving nothing for a collection when it ends."""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {FLOW: self.flow}  # type: ignore[dict-item]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        # A connection that is reset while it idles would stay, with its last request, until its timer is due.
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+        # asyncio's transport holds this method of its own for as long as it lives; it reads no more.
+        vars(self.transport).pop("_read_ready_cb", None)
 
 
 class _Server(uvicorn.Server):
