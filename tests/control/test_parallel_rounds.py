@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import attrs
 import pytest
-from rig import Rig, ScriptedScheduler, hand_rig, request, spied
+from rig import SPECS, Rig, ScriptedScheduler, hand_rig, request, spied
+from test_plans_leave_whole import plain
 
 from tokenspeed.control.event_loop import EventLoop
 from tokenspeed.control.gate import DpStep
 from tokenspeed.plane.messages import FlushCacheOp
-from tokenspeed.plane.plan import ExecutionPlan, GroupBlocks, RemoteStream
-from tokenspeed.plane.ports import Mesh
-from tokenspeed.plane.results import ForwardResult
+from tokenspeed.plane.plan import (
+    Dispatch,
+    ExecutionPlan,
+    GroupBlocks,
+    LoadBackOp,
+    RemoteStream,
+    RestoreOp,
+    SnapshotOp,
+    WriteBackOp,
+)
+from tokenspeed.plane.ports import Mesh, Ticket
+from tokenspeed.plane.results import CacheAcks, ForwardResult
+from tokenspeed.settings.model import Retraction, SchedulerSettings, Settings
 from tokenspeed.testing import ScriptedPlane, memory_mesh
 
 T = TypeVar("T")
@@ -124,6 +137,63 @@ def test_every_stage_adopts_the_last_ones_result_before_each_commit(overlap: boo
         assert commits == list(steps) * rig.plane.names().count("execute") != []
         assert rig.link.finish("a") == rig.link.finish("b") == (2, 0, "")
     assert stages[0][0].link.tokens("a") == stages[1][0].link.tokens("a") != [7] * 5
+
+
+@attrs.define(eq=False)
+class Dawdling(ScriptedPlane):
+    """A device whose cache operations take a while, each another one."""
+
+    polls: int = 0
+    due: list[tuple[int, str, int]] = attrs.field(factory=list)
+    dice: random.Random = attrs.field(factory=random.Random)
+
+    def execute(self, plan: ExecutionPlan, dispatch: Dispatch) -> Ticket:
+        self.due += [(self.polls + self.dice.randrange(1, 9), KINDS[type(op)], op.op_id) for op in plan.device_ops()]
+        return super().execute(plan, dispatch)
+
+    def poll_cache_results(self) -> CacheAcks:
+        self.polls += 1
+        ended = [(kind, op_id) for at, kind, op_id in self.due if at <= self.polls]
+        self.due = [one for one in self.due if one[0] > self.polls]
+        return CacheAcks(**{kind: tuple(op for name, op in ended if name == kind) for kind in KINDS.values()})
+
+
+KINDS: dict[type, str] = {
+    WriteBackOp: "write_backs",
+    LoadBackOp: "load_backs",
+    SnapshotOp: "snapshots",
+    RestoreOp: "restores",
+}
+
+
+@pytest.mark.contract("CT-9", "CT-11", "SP-1", "SP-19")
+def test_plans_of_two_members_stay_equal_however_differently_long_their_copies_take() -> None:
+    planes = [Dawdling(dice=random.Random(seed)) for seed in (1, 2)]
+    chain = (Retraction.SNAPSHOT, Retraction.RECOMPUTE, Retraction.ABORT)
+    settings = Settings(scheduler=SchedulerSettings(chunk_tokens=32, max_waiting=64, retraction=chain))
+    specs = attrs.evolve(SPECS, num_pages=17, host_parents=65, images=2)
+    members = [
+        hand_rig(mesh=mesh, specs=specs, settings=settings, plane=plane)
+        for mesh, plane in zip(memory_mesh(2), planes, strict=True)
+    ]
+    counts: list[list[int]] = [[], []]
+
+    def serve(at: int) -> None:
+        draw = random.Random(9)
+        for number in range(120):
+            if at == 0 and draw.random() < 0.25:
+                stem = [draw.randrange(3) + 1] * draw.choice((0, 16, 48))
+                members[0].put(request(f"r{number}", [*stem, number + 5, 7], max_new=draw.randint(1, 60)))
+            members[at].loop.round()
+            counts[at].append(members[at].loop.cache_ops.open)
+
+    together([lambda: serve(0), lambda: serve(1)])
+    assert counts[0] == counts[1]
+    plans = [[plain(plan) for plan in plane.plans] for plane in planes]
+    assert plans[0] == plans[1]
+    did = Counter(type(op) for plan in planes[0].plans for op in plan.device_ops())
+    assert set(did) == set(KINDS)
+    assert planes[0].dice.random() != planes[1].dice.random()
 
 
 @pytest.mark.contract("RA-12")
