@@ -143,7 +143,7 @@ async def test_a_request_leaves_nothing_for_a_collection(
     assert rig.client.in_flight == 0
 
 
-ASKED = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+ASKED = b"HEAD /health HTTP/1.1\r\nhost: x\r\n\r\n"
 RESET = struct.pack("ii", 1, 0)
 """As `SO_LINGER`: closing tells the peer of a failure, not of an end."""
 
@@ -161,10 +161,12 @@ def connect_and_leave(live: LiveServer, *, linger: bytes | None) -> None:
         client.sendall(ASKED)
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
         (protocol,) = live.server.server.server_state.connections
+        idle = live.on_loop(lambda: protocol.timeout_keep_alive_task)  # at once behind the answer
+        assert isinstance(idle, asyncio.TimerHandle)
         if linger is not None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     asyncio.run_coroutine_threadsafe(connections_gone(live), live.loop).result(10)
-    assert protocol.timeout_keep_alive_task is None or protocol.timeout_keep_alive_task.cancelled()
+    assert idle.cancelled()
 
 
 @pytest.mark.parametrize("linger", [None, RESET], ids=["closed", "reset"])
