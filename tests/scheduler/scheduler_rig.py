@@ -215,6 +215,9 @@ class Rig:
             assert not self.scheduler.holds(row)
             request.retired = True
             self.table.free(row)
+        for row in plan.seated:
+            # What a client is told of its prompt, also when it comes back with tokens of its own.
+            assert self.table.schedule.cached[row] < len(self.by_row[row].prompt)
         in_use = set().union(*(blocks for _, _, blocks in self.queue)) if self.queue else set()
         assert not in_use & zeroed(plan)
         copied = {(copy.group, copy.destination) for copy in plan.pages_to_copy}

@@ -225,6 +225,29 @@ def test_a_victim_that_ends_while_it_yields_is_not_retracted() -> None:
     rig.check_idle()
 
 
+@pytest.mark.parametrize("headroom", [0, 16])
+def test_a_retracted_request_comes_back_with_headroom_only_or_another_has_to_give_way_to_it(headroom: int) -> None:
+    rig = build(
+        num_pages=14,
+        page_tokens=4,
+        max_num_seqs=3,
+        chunk_tokens=64,
+        resume_headroom_tokens=headroom,
+        prefix=False,
+    )
+    elder, short, victim = (rig.new(prompt(8, seed=at), max_new=new) for at, new in enumerate((40, 14, 40)))
+    rig.run(until=lambda: victim.preempted > 0)
+    away = victim.forwards
+    rig.run(until=lambda: victim.forwards > away)
+    # There was room for its own tokens once the short one had gone, and for more only after the elder.
+    assert short.finish is Finish.LENGTH
+    assert (elder.finish is Finish.LENGTH) == (headroom > 0)
+    rig.run()
+    assert (elder.preempted, victim.preempted) == (int(not headroom), 1)
+    rig.check_tokens()
+    rig.check_idle()
+
+
 def test_newcomers_wait_rather_than_push_a_running_request_out() -> None:
     rig = build(num_pages=12, page_tokens=4, max_num_seqs=6, chunk_tokens=64, prefix=False)
     runner = rig.new(prompt(8), max_new=16)
