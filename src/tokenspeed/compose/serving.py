@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -87,6 +88,7 @@ class HttpFrontend:
         registry = new_registry(infos[0].model, ranks_dir=self.ranks_dir)
         loop = signal.loop
         registry.gauge("frontend_tasks").set_function(lambda: float(len(asyncio.all_tasks(loop))))
+        registry.gauge("frontend_allocations").set_function(lambda: float(sys.getallocatedblocks()))
         # Unique over restarts too: an engine that outlives its frontend may still hold old ids.
         prefix = secrets.token_hex(4)
         engines = tuple(

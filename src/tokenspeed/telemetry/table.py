@@ -131,6 +131,7 @@ METRICS: tuple[MetricSpec, ...] = (
     _histogram("request_params_max_tokens", _F, "max_tokens of requests that gave one.", TOKENS),
     _gauge("frontend_live_sequences", _F, "Sequences the frontend keeps state for."),
     _gauge("frontend_tasks", _F, "asyncio tasks of the HTTP server, its own few included."),
+    _gauge("frontend_allocations", _F, "Pieces of memory that Python objects of the HTTP server's process hold."),
     # HTTP
     _counter("http_requests_total", _F, "HTTP requests answered.", "handler", "method", "status"),
     _histogram("http_request_duration_seconds", _F, "From headers to the last byte.", HTTP_S, "handler", "method"),
