@@ -9,6 +9,7 @@ from tokenspeed.plane.messages import Finish
 from tokenspeed.plane.plan import ExecutionPlan
 from tokenspeed.scheduler.config import Retraction
 from tokenspeed.scheduler.policy import AgedPriority
+from tokenspeed.scheduler.seniority import Seniority
 
 ABORTING = (Retraction.SNAPSHOT, Retraction.ABORT)
 
@@ -223,6 +224,28 @@ def test_a_victim_that_ends_while_it_yields_is_not_retracted() -> None:
     assert later.preempted == 0
     rig.check_tokens()
     rig.check_idle()
+
+
+def test_a_request_keeps_its_first_date_of_admission_so_that_the_eldest_of_two_victims_gets_on() -> None:
+    seniority = Seniority()
+    elder, later, third = 7, 3, 5
+    for row in (elder, later, third):
+        seniority.note_admitted(row)
+    assert max((elder, later, third), key=seniority.as_victim) == third
+    # The elder gave way and is back: it is spared while another can go, and is no newcomer after that.
+    seniority.note_retracted(elder)
+    seniority.note_admitted(elder)
+    assert max((elder, later), key=seniority.as_victim) == later
+    assert max((elder, later, third), key=seniority.admitted) == third
+    seniority.note_retracted(later)
+    seniority.note_admitted(later)
+    assert max((elder, later), key=seniority.as_victim) == later
+    assert seniority.was_retracted(elder)
+    # One that has ended leaves nothing to the next request in its row.
+    seniority.forget(elder)
+    seniority.note_admitted(elder)
+    assert not seniority.was_retracted(elder)
+    assert max((elder, later, third), key=seniority.admitted) == elder
 
 
 @pytest.mark.parametrize("headroom", [0, 16])
