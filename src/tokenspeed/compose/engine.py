@@ -24,7 +24,7 @@ from tokenspeed.checkpoint.progress import NoProgress, Progress
 from tokenspeed.checkpoint.sources import ResolvedModel, resolve_model
 from tokenspeed.compose.control import ControlContainer
 from tokenspeed.compose.facts import engine_info
-from tokenspeed.compose.grammars import grammar_parts
+from tokenspeed.compose.grammars import grammar_parts, preloading
 from tokenspeed.compose.observers import open_observers
 from tokenspeed.compose.parts import check_part, check_parts, misfit
 from tokenspeed.compose.typed import given, one, ref
@@ -85,12 +85,14 @@ class RankEngine:
     serving: EnterServing
     jit_sources: JitSources
     device_type: str
+    preload: Callable[[], None]
 
     def enter_serving(self) -> None:
         """Start-up and handshake are over (SS-11). Only for a process of the launcher: it is process-wide."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self.jit_sources.catch_up()
         self.serving.enter()
+        self.preload()
 
     def run(self) -> None:
         """Rounds until `stop`, or until the frontend is gone; raises what broke an invariant.
@@ -165,6 +167,7 @@ def rank_engine(
             serving=EnterServing(sync_debug=sync, jit=jit),
             jit_sources=sources,
             device_type=device_type,
+            preload=preloading(settings.grammar, grammars),
         )
 
 

@@ -19,6 +19,9 @@ from tokenspeed.settings.choices import Backend, GrammarBackend
 from tokenspeed.settings.grammar import GrammarSettings
 from tokenspeed.settings.model import Settings
 
+PRELOAD_AFTER_S = 5.0
+"""Behind what a server has to do when it is ready: who waited for it sends the first requests then."""
+
 
 def serves_grammars(settings: Settings) -> bool:
     """The simulated device names its tokens itself, whatever a mask says."""
@@ -35,6 +38,17 @@ def grammar_parts(
     compiler = compile_pool(settings.grammar, matchers, wakeup, known)
     lifetime.callback(compiler.close)
     return {"compiler": compiler, "matchers": matchers}
+
+
+def preloading(settings: GrammarSettings, parts: Mapping[str, object]) -> Callable[[], None]:
+    """What a rank of our own calls when it begins to serve; `parts` are those of `grammar_parts`."""
+    compiler = parts.get("compiler")
+    if not settings.preload or not isinstance(compiler, CompilePool):
+        return _nothing
+    return partial(compiler.warm, PRELOAD_AFTER_S)
+
+
+def _nothing() -> None: ...
 
 
 def limits_of(grammar: GrammarSettings) -> GrammarLimits:
