@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, suppress
 from typing import Protocol
 
@@ -12,7 +12,6 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tokenspeed.errors import InvariantBroken
 from tokenspeed.frontend.generation import ChoiceDelta
 from tokenspeed.frontend.http.api import unless_gone
 from tokenspeed.frontend.http.errors import ClientGone, Failure, failure
@@ -96,15 +95,20 @@ class TextFrames:
         return found[0] + on_one_line(text) + found[1]
 
 
-class Flow(Protocol):
-    """A connection's back-pressure, as the server keeps it."""
+class BodyPieces(Protocol):
+    """A way past ASGI's `send` for pieces of a body that has begun and goes on."""
 
-    @property
-    def write_paused(self) -> bool: ...
+    def takes(self) -> bool:
+        """Whether the connection takes more now; if not, `send` waits until it does."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Send `data`, or drop it if the client has left."""
+        ...
 
 
-FLOW = "tokenspeed.flow"
-"""The ASGI extension under which a server shows its `Flow`: while it is not paused, sending does not wait."""
+PIECES = "tokenspeed.pieces"
+"""The ASGI extension under which a server offers its `BodyPieces`."""
 
 
 @attrs.define(eq=False)
@@ -112,25 +116,15 @@ class DirectSink:
     """Sends events from where their tokens arrive. A `DeltaSink`; writer: its EventStream, once the response began."""
 
     events: Callable[[ChoiceDelta], bytes]
-    send: Send | None = None
-    flow: Flow | None = None
+    pieces: BodyPieces | None = None
 
     def takes(self) -> bool:
-        return self.flow is not None and not self.flow.write_paused
+        return self.pieces is not None and self.pieces.takes()
 
     def put(self, delta: ChoiceDelta) -> None:
         data = self.events(delta)
-        if data and self.send is not None:
-            _at_once(self.send({"type": "http.response.body", "body": data, "more_body": True}))
-
-
-def _at_once(work: Awaitable[None]) -> None:
-    """Run what does not wait. Raises: InvariantBroken: it waited."""
-    try:
-        work.__await__().__next__()
-    except StopIteration:
-        return
-    raise InvariantBroken("sending waited although the connection's flow was not paused")
+        if data and self.pieces is not None:
+            self.pieces.write(data)
 
 
 class EventStream(Response):
@@ -180,7 +174,7 @@ class EventStream(Response):
                 await failure(exc).response()(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self._head})
-            self._sink.send, self._sink.flow = send, scope.get("extensions", {}).get(FLOW)
+            self._sink.pieces = scope.get("extensions", {}).get(PIECES)
             try:
                 async with asyncio.timeout(self._limit_s):
                     await _send(send, self._events(first))
