@@ -84,15 +84,16 @@ class TextFrames:
     key: str
     around: dict[tuple[int, int], tuple[bytes, bytes]] = attrs.field(factory=dict[tuple[int, int], tuple[bytes, bytes]])
 
-    def event(self, place: tuple[int, int], text: str, body: Callable[[], object]) -> bytes:
-        """The event of the choice at `place` with `text`; `body` makes all of it, if that was not done before."""
+    def event(self, place: tuple[int, int], text: str) -> bytes | None:
+        """The event of the choice at `place` with `text`; None: none was made whole yet."""
         found = self.around.get(place)
-        if found is None:
-            whole = event(body())
-            head, _, tail = whole.partition(b'"%s":%s' % (self.key.encode(), on_one_line(text)))
-            self.around[place] = (b'%s"%s":' % (head, self.key.encode()), tail)
-            return whole
-        return found[0] + on_one_line(text) + found[1]
+        return None if found is None else b"%b%b%b" % (found[0], on_one_line(text), found[1])
+
+    def learn(self, place: tuple[int, int], text: str, whole: bytes) -> bytes:
+        """Returns: `whole`, the event with `text`."""
+        head, _, tail = whole.partition(b'"%s":%s' % (self.key.encode(), on_one_line(text)))
+        self.around[place] = (b'%s"%s":' % (head, self.key.encode()), tail)
+        return whole
 
 
 class BodyPieces(Protocol):
@@ -180,14 +181,13 @@ class EventStream(Response):
                     await _send(send, self._events(first))
                     async for delta in deltas:
                         await _send(send, self._events(delta))
-                    await _send(send, self._style.events(self._last()) + self._style.end)
+                    data = self._style.events(self._last()) + self._style.end
+                    await send({"type": "http.response.body", "body": data})
             except TimeoutError:
                 # The client does not read, so it cannot be told: the server closes the unfinished response.
                 raise ClientGone from None
             except Exception as exc:  # told in the stream, which then closes
                 await send({"type": "http.response.body", "body": self._style.encode(self._style.failed(failure(exc)))})
-            else:
-                await send({"type": "http.response.body", "body": b""})
 
 
 async def _send(send: Send, data: bytes) -> None:
