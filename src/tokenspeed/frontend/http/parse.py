@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import attrs
@@ -19,6 +19,7 @@ from tokenspeed.plane.checks import Fault, fault
 S = TypeVar("S", bound=msgspec.Struct)
 
 _MISSING = "Object missing required field "
+_ENUM = "Invalid enum value "
 _PLACE = re.compile(r"^(?P<text>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 
 
@@ -69,6 +70,8 @@ class Shape(Generic[S]):
         known = [field.name for field in self.fields]
         for name, value in given.items():
             served = name in known or name not in REFUSED
+            if name == "best_of" and value == given.get("n", 1):
+                continue  # the best of those that are wanted: all of them
             if not served and value not in NEUTRAL and value not in NEUTRAL_FOR.get(name, ()):
                 yield fault(name, value, "it to be left out: this is not supported yet")
 
@@ -103,7 +106,24 @@ def _fault(field: FieldShape, value: object, text: str) -> Fault:
     said = said.replace("`", "")
     if said.startswith(_MISSING):
         return fault(name, inner, f"an object with a field {said.removeprefix(_MISSING)}")
+    if said.startswith(_ENUM):
+        said = _choices(inspect.type_info(field.kind), re.findall(r"\.(\w+)", path)) or said
     return fault(name, inner, said.removeprefix("Expected "))
+
+
+def _choices(kind: inspect.Type, path: Sequence[str]) -> str:
+    """The words that `kind` allows at the end of a path of keys; "" if it cannot be followed."""
+    match kind:
+        case inspect.UnionType(types=types):
+            return ", or ".join(filter(None, (_choices(one, path) for one in types)))
+        case inspect.ListType(item_type=item):
+            return _choices(item, path)
+        case inspect.StructType(fields=fields) if path:
+            return next((_choices(one.type, path[1:]) for one in fields if one.encode_name == path[0]), "")
+        case inspect.LiteralType(values=values) if not path:
+            return ", ".join(repr(value) for value in values)
+        case _:
+            return ""
 
 
 def _walk(value: object, name: str, path: str) -> tuple[object, str]:
