@@ -171,7 +171,8 @@ async def test_what_fails_before_the_first_token_has_its_own_status_in_a_stream_
         engine = made.front.engine
         for count, (status, message) in enumerate(refusals, 1):
             engine.refuse = lambda _, told=(status, message): told
-            task = asyncio.create_task(made.http.post(path, json={**ROUTES[path], "stream": stream}))
+            headers = {"X-Request-Id": f"mine-{count}"}
+            task = asyncio.create_task(made.http.post(path, json={**ROUTES[path], "stream": stream}, headers=headers))
             while len(engine.requests) < count:  # noqa: ASYNC110 - the request is on its way through the loop
                 await asyncio.sleep(0)
             engine.step()
@@ -180,6 +181,12 @@ async def test_what_fails_before_the_first_token_has_its_own_status_in_a_stream_
             assert answer.headers["content-type"] == "application/json"
             assert answer.json()["error"]["message"] == message
             assert ("retry-after" in answer.headers) is (status in (429, 503))
+            assert answer.headers["x-request-id"] == f"mine-{count}"
+        odd = await made.http.post(path, json={"stream": 3}, headers={"X-Request-Id": "mine"})
+        assert (odd.status_code, odd.headers["x-request-id"]) == (400, "mine")
+        for name in ("x" * 300, "a b", "é"):
+            odd = await made.http.post(path, json={"stream": 3}, headers={b"X-Request-Id": name.encode()})
+            assert (odd.status_code, odd.headers.get("x-request-id")) == (400, None)
         assert made.calls.told == [status for status, _ in refusals]
 
 
