@@ -342,6 +342,18 @@ def test_words_that_a_field_takes_are_told_also_where_it_lies_deep(http: httpx.C
         assert error_of(http.post("/v1/chat/completions", json={**CHAT, **body}), 400)["message"] == told
 
 
+@pytest.mark.parametrize("number", ["2.0", "2e0", "20E-1"])
+def test_an_integer_is_one_however_it_is_written(http: httpx.Client, live: LiveServer, number: str) -> None:
+    sent = {"content": f'{{"prompt": "hello", "max_tokens": {number}, "top_k": {number}, "n": 1.0, "seed": null}}'}
+    answer = http.post("/v1/completions", headers={"content-type": "application/json"}, **sent)
+    assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 2)
+    assert live.engine.requests[-1].sampling.top_k == 2
+    for far in ("2.5", "1e300", "1e999"):
+        sent = {"content": f'{{"prompt": "hello", "max_tokens": {far}}}'}
+        answer = http.post("/v1/completions", headers={"content-type": "application/json"}, **sent)
+        assert error_of(answer, 400)["param"] == "max_tokens"
+
+
 def test_the_best_of_as_many_as_are_wanted_is_all_of_them(http: httpx.Client) -> None:
     for fields in ({"best_of": 2, "n": 2}, {"best_of": 1}, {"best_of": 1, "n": 1}):
         answer = http.post("/v1/completions", json={**PROMPT, **fields})

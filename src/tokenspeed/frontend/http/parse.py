@@ -26,12 +26,17 @@ _PLACE = re.compile(r"^(?P<text>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 
 @attrs.frozen(kw_only=True)
 class FieldShape:
-    """One field: its type for conversion, what it allows in words, whether it must be given."""
+    """One field: its type for conversion, what it allows in words, whether it must be given.
+
+    Attributes:
+        whole: of all numbers it takes integers; 2.0 is one in JSON, and how some languages write it.
+    """
 
     name: str
     kind: object
     allowed: str
     required: bool
+    whole: bool
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -61,6 +66,8 @@ class Shape(Generic[S]):
                     found = "null" if field.name in given else "leaving it out"
                     faults.append(Fault(field=field.name, value=found, allowed=field.allowed))
                 continue
+            if field.whole and isinstance(value, float) and value.is_integer():
+                value = int(value)
             try:
                 values[field.name] = msgspec.convert(value, field.kind)
             except msgspec.ValidationError as exc:
@@ -95,9 +102,17 @@ def shape_of(struct: type[S]) -> Shape[S]:
                 kind=hints[field.name],
                 allowed=_words(field.type),
                 required=field.required,
+                whole=_whole(field.type),
             )
             for field in info.fields
         ),
+    )
+
+
+def _whole(kind: inspect.Type) -> bool:
+    kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    return any(isinstance(one, inspect.IntType) for one in kinds) and not any(
+        isinstance(one, inspect.FloatType) for one in kinds
     )
 
 
