@@ -12,7 +12,8 @@ from tokenspeed.bench.data import Job
 from tokenspeed.bench.report import Spread, spread_ms
 
 if TYPE_CHECKING:  # a load on a foreign server is measured without torch
-    from tokenspeed.compose.offline import Completion, Prompt
+    from tokenspeed.compose.offline import Completion
+    from tokenspeed.compose.offline_inputs import Prompt
     from tokenspeed.frontend.options import SamplingOptions
 
 

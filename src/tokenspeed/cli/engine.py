@@ -14,7 +14,8 @@ from tokenspeed.cli.options import loaded_settings
 from tokenspeed.cli.progress import progress_on
 
 if TYPE_CHECKING:  # a command that needs no engine starts without torch
-    from tokenspeed.compose.offline import Completion, Message, Prompt
+    from tokenspeed.compose.offline import Completion
+    from tokenspeed.compose.offline_inputs import Message, Prompt
     from tokenspeed.frontend.generation import ChoiceDelta
     from tokenspeed.frontend.options import SamplingOptions
 
