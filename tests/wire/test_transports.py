@@ -149,7 +149,7 @@ def test_every_column_of_a_batch_arrives(wire: Wire) -> None:
     wire.engine.send(told)
     (event,) = wire.ear.count(1)
     assert isinstance(event, OutputBatch)
-    assert attrs.asdict(event) == attrs.asdict(told)
+    assert event == told
 
 
 @pytest.mark.contract("FW-22")
