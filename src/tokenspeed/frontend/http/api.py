@@ -202,24 +202,47 @@ async def unless_gone(receive: Receive, work: Coroutine[object, object, T]) -> T
 
     Raises: ClientGone; CallFailed: `work` raised.
     """
-    task = asyncio.ensure_future(work)
+    watch = _Watch(task=asyncio.current_task())
     watcher = asyncio.ensure_future(_disconnected(receive))
+    watcher.add_done_callback(watch.left)
     try:
-        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
+        return await work
     except ClientGone:
+        raise
+    except asyncio.CancelledError:
+        if watch.settled():
+            raise ClientGone(in_call=True) from None
         raise
     except Exception as exc:
         raise CallFailed(exc) from exc
     finally:
-        task.cancel()
+        watch.task = None
         watcher.cancel()
-        # The work's own clean-up (aborts to the engine) is over when this returns.
-        await asyncio.gather(task, watcher, return_exceptions=True)
-        # A failure's traceback has this frame: with the task in it, the whole request would be a cycle.
-        del task, watcher
-    raise ClientGone(in_call=True)
+        # A failure's traceback has this frame: with a task in it, the whole request would be a cycle.
+        del watch, watcher
+
+
+@attrs.define(eq=False)
+class _Watch:
+    """Cancels the work of a client that leaves. Writers: `unless_gone`, and the end of what it watches with.
+
+    Attributes:
+        task: does the work; None: it is over.
+    """
+
+    task: asyncio.Task[object] | None
+    gone: bool = False
+
+    def left(self, watcher: asyncio.Task[None]) -> None:
+        # Not to have been told is to have lost the client, too.
+        if self.task is not None and not watcher.cancelled():
+            watcher.exception()
+            self.gone = True
+            self.task.cancel()
+
+    def settled(self) -> bool:
+        """Whether the client's leaving is all that the task was cancelled for."""
+        return self.gone and self.task is not None and self.task.uncancel() == 0
 
 
 async def _disconnected(receive: Receive) -> None:
