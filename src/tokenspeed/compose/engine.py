@@ -22,13 +22,16 @@ from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.open import open_checkpoint
 from tokenspeed.checkpoint.progress import NoProgress, Progress
 from tokenspeed.checkpoint.sources import ResolvedModel, resolve_model
+from tokenspeed.collective.solo import SoloMesh
 from tokenspeed.compose.control import ControlContainer
 from tokenspeed.compose.facts import engine_info
 from tokenspeed.compose.grammars import compile_pool, serves_grammars, vocabulary_of
 from tokenspeed.compose.parts import check_part, check_parts, misfit
+from tokenspeed.compose.storage import StorageNeeds, storage_workers
 from tokenspeed.compose.typed import given, one, ref
 from tokenspeed.control.event_loop import EventLoop
-from tokenspeed.control.wakeup import ThreadWakeup
+from tokenspeed.control.l3 import AgreedStorage
+from tokenspeed.control.wakeup import MonotonicClock, ThreadWakeup
 from tokenspeed.device.build import DeviceBuild, build_device_side
 from tokenspeed.device.control_guard import control_plane_guard
 from tokenspeed.device.data_plane import open_data_plane
@@ -41,13 +44,16 @@ from tokenspeed.device.sampling.base import Sampler
 from tokenspeed.device.sampling.checked import CheckedSampler
 from tokenspeed.device.specs_of import vocabulary_of as vocabulary_size
 from tokenspeed.device.survey import survey
+from tokenspeed.device.weights.origin import checkpoint_at
 from tokenspeed.errors import SettingsError
 from tokenspeed.grammar.matchers import Matchers
 from tokenspeed.plane.messages import EngineInfo
-from tokenspeed.plane.ports import FrontendLink, Meter, Wakeup
+from tokenspeed.plane.ports import Clock, FrontendLink, Mesh, Meter, Wakeup
 from tokenspeed.plane.specs import DeviceSpecs
+from tokenspeed.plane.storage import StorageBackend
 from tokenspeed.settings.model import Backend, KvEventSettings, Settings
 from tokenspeed.settings.refusals import refuse
+from tokenspeed.telemetry.meters import NullMeter
 from tokenspeed.telemetry.tracing import open_tracer
 from tokenspeed.wire.kv_events import EventFormat, KvEventPublisher, open_publisher
 
@@ -152,7 +158,7 @@ def rank_engine(
             unowned.pop_all()  # closed by the data plane from here on
         lifetime.callback(plane.close)
         lifetime.callback(plane.shutdown_cache)
-        specs = build.specs
+        specs, host_cache = build.specs, build.host_cache
         del build, root  # the handle is the data plane's alone from here on (DP-28, DP-32)
         info = engine_info(settings, specs, served_name=files.served_name)
         control = dict(chosen.control)
@@ -161,6 +167,23 @@ def rank_engine(
             lifetime.callback(sink.close)
         if meter_for is not None:
             control.setdefault("meter", meter_for(info))
+        needs = StorageNeeds(
+            settings=settings,
+            specs=specs,
+            blocks=host_cache.blocks,
+            numerics=host_cache.numerics,
+            checkpoint=checkpoint,
+            checkpoint_at=partial(checkpoint_at, running=checkpoint),
+            given=cast("StorageBackend | None", chosen.rank.get("storage")),
+        )
+        del host_cache
+        if needs.wanted and "l3" not in control:
+            mesh = cast("Mesh", control.setdefault("mesh", SoloMesh()))
+            meter = cast("Meter", control.setdefault("meter", NullMeter()))
+            clock = cast("Clock", control.setdefault("clock", MonotonicClock()))
+            workers = storage_workers(needs, clock=clock, meter=meter, wakeup=wakeup)
+            lifetime.callback(workers.close)
+            control["l3"] = AgreedStorage(mesh=mesh, workers=workers)
         if settings.tracing.endpoint is not None and "tracer" not in control:
             service = f"engine{info.engine_index}"
             control["tracer"] = tracer = open_tracer(settings.tracing, service=service, model=info.model)

@@ -188,13 +188,13 @@ class ControlOps:
     def flush_waiting(self) -> bool:
         return bool(self.state.flushes)
 
-    def flush_tried(self, *, cleared: bool, now_s: float) -> None:
-        """The round tried the flush at the head of the queue; it is answered when done or out of time."""
+    def flush_tried(self, *, refusal: str, now_s: float) -> None:
+        """The round tried the flush at the head of the queue; it is answered when done ("") or out of time."""
         flush = self.state.flushes[0]
-        if cleared:
+        if not refusal:
             self._answer(flush.op.call_id, success=True)
         elif now_s >= flush.until_s:
-            text = f"flush_cache: requests still hold cache blocks after {flush.op.timeout_s:g} s"
+            text = f"flush_cache: {refusal}, after {flush.op.timeout_s:g} s"
             self._answer(flush.op.call_id, success=False, message=text)
         else:
             return

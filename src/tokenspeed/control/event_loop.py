@@ -14,7 +14,7 @@ import numpy as np
 from tokenspeed.control.batch_log import BatchLog
 from tokenspeed.control.cache_ops import CacheOps
 from tokenspeed.control.control_ops import ControlOps
-from tokenspeed.control.device_ops import DeviceOps
+from tokenspeed.control.device_ops import STILL_HELD, DeviceOps
 from tokenspeed.control.epd import Epd
 from tokenspeed.control.eplb import Eplb
 from tokenspeed.control.gate import DpStep, Gate
@@ -228,11 +228,18 @@ class EventLoop:
         """What passed the gate: a flush, or the operation at the head of the queue."""
         ops = self.control_ops
         if ops.flush_waiting():
-            ops.flush_tried(cleared=self._clear_cache(), now_s=now_s)
+            ops.flush_tried(refusal=self._flush(), now_s=now_s)
         op = ops.take_operation()
         if op is not None:
             refusal = self.device_ops.carry_out(op, self.plane, clear=self._clear_cache, restore=ops.restores())
+            self.l3.operated(op, refusal)
             ops.carried_out(op, refusal)
+
+    def _flush(self) -> str:
+        """Returns "", or why nothing has changed. Storage goes first: it may refuse (CP-38)."""
+        if not self.scheduler.can_clear_cache():
+            return STILL_HELD
+        return self.l3.clear() or ("" if self._clear_cache() else STILL_HELD)
 
     def _clear_cache(self) -> bool:
         # Every tier forgets what it holds, unless somebody holds blocks of it; nothing else changes then.
@@ -362,7 +369,7 @@ class EventLoop:
 
     @property
     def _drained(self) -> bool:
-        if not self.control_ops.busy or self.state.in_flight or self.cache_ops.open:
+        if not self.control_ops.busy or self.state.in_flight or self.cache_ops.open or self.l3.open:
             return False
         return self._empty()
 

@@ -21,6 +21,7 @@ from tokenspeed.settings.choices import (
     Policy,
     ReasoningParser,
     Retraction,
+    StorageKind,
     ToolParser,
     Transport,
     WeightsMode,
@@ -28,6 +29,7 @@ from tokenspeed.settings.choices import (
 )
 from tokenspeed.settings.grammar import GrammarSettings, SamplingSettings
 from tokenspeed.settings.observing import KvEventSettings, LogSettings, MetricsSettings, TracingSettings
+from tokenspeed.settings.storage import StorageSettings
 
 
 @attrs.frozen(kw_only=True)
@@ -319,6 +321,7 @@ class Settings:
     simulated: SimulatedSettings = attrs.field(factory=SimulatedSettings)
     scheduler: SchedulerSettings = attrs.field(factory=SchedulerSettings)
     cache: CacheSettings = attrs.field(factory=CacheSettings)
+    storage: StorageSettings = attrs.field(factory=StorageSettings)
     parallel: ParallelSettings = attrs.field(factory=ParallelSettings)
     server: ServerSettings = attrs.field(factory=ServerSettings)
     wire: WireSettings = attrs.field(factory=WireSettings)
@@ -365,6 +368,8 @@ __all__ = [
     "ServerSettings",
     "Settings",
     "SimulatedSettings",
+    "StorageKind",
+    "StorageSettings",
     "ToolParser",
     "TracingSettings",
     "Transport",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import attrs
 
 from tokenspeed.errors import InvariantBroken
+from tokenspeed.plane.operations import WeightsSource
 from tokenspeed.plane.plan import StorageOp, StorageVerb
 from tokenspeed.plane.results import StorageDone, StorageReport
 
@@ -20,6 +21,8 @@ class ScriptedStorage:
         open: operations without an end, by id.
         stored: keys that a QUERY or GET finds when `serve` answers it; a PUT adds to them.
         now_s, pressure, error: of the next reports.
+        refusals: what the next deletions are answered with; then they succeed.
+        published: sources of weights that came into force.
     """
 
     log: list[StorageOp] = attrs.field(factory=list[StorageOp])
@@ -30,6 +33,8 @@ class ScriptedStorage:
     error: str = ""
     completed: list[StorageDone] = attrs.field(factory=list[StorageDone])
     cancelled: list[int] = attrs.field(factory=list[int])
+    refusals: list[str] = attrs.field(factory=list[str])
+    published: list[WeightsSource] = attrs.field(factory=list[WeightsSource])
 
     def submit(self, ops: Sequence[StorageOp]) -> None:
         for op in ops:
@@ -52,6 +57,16 @@ class ScriptedStorage:
         self.completed.clear()
         self.cancelled.clear()
         return report
+
+    def clear(self) -> str:
+        refusal = self.refusals.pop(0) if self.refusals else ""
+        if not refusal:
+            self.stored.clear()
+        return refusal
+
+    def publish_weights(self, source: WeightsSource) -> None:
+        self.published.append(source)
+        self.stored.clear()
 
     def close(self) -> None:
         return None

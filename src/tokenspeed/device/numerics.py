@@ -1,0 +1,22 @@
+"""A name for what computes keys and values: two engines of one name compute the same bytes for the same tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from tokenspeed.device.native.step import NativeStep
+from tokenspeed.device.step import ForwardStep
+from tokenspeed.settings.model import Settings
+
+
+def numerics_of(step: ForwardStep, settings: Settings) -> str:
+    """Kernels with their version and instruction set, and the formats of weights and KV.
+
+    Other ways to compute the same model come out a little different, which a stored page would mix.
+    """
+    device = settings.device
+    if isinstance(step, NativeStep):
+        kernels = f"{step.library.path.name}:{step.library.instruction_set}"
+    else:
+        kernels = f"{device.backend.value}:torch-{torch.__version__}:{torch.backends.cpu.get_cpu_capability()}"
+    return f"{kernels}:{device.weights.value}:{device.kv_dtype.value}"

@@ -1,0 +1,297 @@
+"""The storage executor: threads that move pages between host memory and a store, and never wait for a round.
+
+``ts-l3-read-N`` do QUERYs and GETs, ``ts-l3-write`` does PUTs, and ``ts-l3`` ends what takes too long. A call of
+the store that never comes back costs its thread and nothing else: its operation ends at the time limit with
+what has arrived, and the bytes that come later stay in the worker's own memory. After three such calls in a
+row look-ups are answered at once, as misses, until a trial call works.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import attrs
+
+from tokenspeed.errors import InvariantBroken
+from tokenspeed.plane.operations import WeightsSource
+from tokenspeed.plane.plan import StorageOp, StorageVerb
+from tokenspeed.plane.ports import Clock, Meter
+from tokenspeed.plane.results import StorageReport
+from tokenspeed.storage.identity import namespace_of
+from tokenspeed.storage.jobs import NO_TRAFFIC, Desk, Job, Part
+from tokenspeed.storage.pages import Pages, arena, group_of
+from tokenspeed.storage.patience import Patience
+
+log = logging.getLogger(__name__)
+
+MOST_READS = 1 << 16
+MOST_WRITES = 1024
+"""Keys that may be in the executor's hands at once; operations beyond that fail at once."""
+
+PUT_PATIENCE = 5.0
+"""Nobody waits for a PUT but what wants the cache at rest: it has this many times the limit of a look-up."""
+
+JOIN_S = 2.0
+PROBE = "0" * 32
+"""Key of trial calls; no page has it."""
+
+Call = Callable[[], None]
+Work = Part | Call | None
+"""What is queued for a worker: a part, a call of the store's own, or the end."""
+
+
+@attrs.define(eq=False)
+class WeightsInForce:
+    """Writer: the control thread. Operations keep the namespace that they were handed in with.
+
+    `failing`: what the meter was last told.
+    """
+
+    identity: str
+    namespace: str
+    failing: bool = False
+
+
+@attrs.define(eq=False)
+class WatchState:
+    """Writers: whoever hands in, and ``ts-l3``; under the watcher's condition. `limits` is a heap."""
+
+    limits: list[tuple[float, int, Job]] = attrs.field(factory=list["tuple[float, int, Job]"])
+    order: Iterator[int] = attrs.field(factory=itertools.count)
+    cancels: list[Job] = attrs.field(factory=list[Job])
+    trial: bool = False
+    closing: bool = False
+
+
+@attrs.define(eq=False)
+class Crew:
+    """Writer: `start` and `close` of the executor."""
+
+    threads: list[threading.Thread] = attrs.field(factory=list[threading.Thread])
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class StorageWorkers:
+    """Meets `plane.ports.StorageExecutor`. Make it with `factory.open_storage`; `close` joins its threads.
+
+    Attributes:
+        schema: see `identity`.
+        weights_of: identity of the weights that an update brought over those of the given identity.
+        timeout_s: of a QUERY or GET.
+        drain_s: how long `close` waits for what is being stored.
+    """
+
+    pages: Pages
+    desk: Desk
+    clock: Clock
+    meter: Meter
+    reading: Patience
+    writing: Patience
+    schema: str
+    weights: WeightsInForce
+    weights_of: Callable[[WeightsSource, str], str]
+    timeout_s: float
+    drain_s: float
+    reads: queue.SimpleQueue[Work] = attrs.field(factory=queue.SimpleQueue)
+    writes: queue.SimpleQueue[Work] = attrs.field(factory=queue.SimpleQueue)
+    woken: threading.Condition = attrs.field(factory=threading.Condition)
+    watch: WatchState = attrs.field(factory=WatchState)
+    crew: Crew = attrs.field(factory=Crew)
+
+    def start(self, readers: int) -> None:
+        lanes = [(f"ts-l3-read-{at}", self.reads, self.reading) for at in range(readers)]
+        for name, lane, patience in (*lanes, ("ts-l3-write", self.writes, self.writing)):
+            thread = threading.Thread(target=self._work, args=(lane, patience), name=name, daemon=True)
+            self.crew.threads.append(thread)
+        self.crew.threads.append(threading.Thread(target=self._watch, name="ts-l3", daemon=True))
+        for thread in self.crew.threads:
+            thread.start()
+
+    # ---- control thread -----------------------------------------------------------------------
+
+    def submit(self, ops: Sequence[StorageOp]) -> None:
+        for op in ops:
+            if op.verb is StorageVerb.CANCEL:
+                self._give_up(op)
+            else:
+                self._take(op)
+
+    def report(self) -> StorageReport:
+        completed, cancelled, traffic = self.desk.take()
+        failing = self.reading.down or self.writing.down
+        if traffic is not NO_TRAFFIC or failing != self.weights.failing:
+            self.weights.failing = failing
+            self.meter.storage(attrs.evolve(traffic, failing=failing))
+        return StorageReport(
+            now_s=self.clock.now_s(),
+            pressure=1.0 if self.writing.waits else self.desk.pressure,
+            completed=completed,
+            cancelled=cancelled,
+        )
+
+    def clear(self) -> str:
+        """Waits for the store, `timeout_s` at most."""
+        if self.reading.down or self.writing.down:
+            return "storage: the store fails, so that its pages cannot be deleted"
+        done, faults = threading.Event(), list[str]()
+        namespace = self.weights.namespace
+
+        def call() -> None:
+            try:
+                self.pages.backend.clear(namespace)
+            except Exception as fault:  # a store may raise anything; told to who asked for the flush
+                faults.append(f"storage: {type(fault).__name__}: {fault}")
+            done.set()
+
+        self.writes.put(call)
+        if not done.wait(self.timeout_s):
+            return f"storage: the store did not delete its pages within {self.timeout_s:g} s"
+        return faults[0] if faults else ""
+
+    def publish_weights(self, source: WeightsSource) -> None:
+        force = self.weights
+        force.identity = self.weights_of(source, force.identity)
+        force.namespace = namespace_of(self.schema, force.identity)
+        log.info("storage: namespace %s from now on, for other weights", force.namespace)
+
+    def close(self) -> None:
+        """What is being stored may be finished; then the threads end. One that the store holds is left behind."""
+        self.desk.close(self.drain_s)
+        with self.woken:
+            self.watch.closing = True
+            self.woken.notify()
+        for _ in self.crew.threads[:-2]:
+            self.reads.put(None)
+        self.writes.put(None)
+        until_s = self.clock.now_s() + JOIN_S
+        for thread in self.crew.threads:
+            thread.join(max(0.0, until_s - self.clock.now_s()))
+        stuck = [thread.name for thread in self.crew.threads if thread.is_alive()]
+        if stuck:
+            log.warning("storage: the store still holds %s; it is not closed", ", ".join(stuck))
+            return
+        self.pages.backend.close()
+
+    def _take(self, op: StorageOp) -> None:
+        self._check(op)
+        patience = PUT_PATIENCE if op.verb is StorageVerb.PUT else 1.0
+        until_s = self.clock.now_s() + self.timeout_s * patience
+        job = Job(
+            op=op, namespace=self.weights.namespace, until_s=until_s, outcomes=[False] * len(op.keys), left=len(op.keys)
+        )
+        parts = self.pages.parts(job)
+        job.left = len(parts)
+        down = self.writing.waits if job.writes else self.reading.down
+        if not self.desk.accepts(job) or down or not op.keys:
+            self.desk.end(job)
+            return
+        with self.woken:
+            heapq.heappush(self.watch.limits, (until_s, next(self.watch.order), job))
+            if self.watch.limits[0][2] is job:
+                self.woken.notify()
+        lane = self.writes if job.writes else self.reads
+        for part in parts:
+            lane.put(part)
+
+    def _give_up(self, op: StorageOp) -> None:
+        """It may have ended in the meantime. The watcher ends it: its lock may be held by a copy."""
+        job = self.desk.of(op.op_id)
+        if job is not None:
+            with self.woken:
+                self.watch.cancels.append(job)
+                self.woken.notify()
+
+    def _check(self, op: StorageOp) -> None:
+        regions = self.pages.regions
+        if any(group_of(key) >= len(regions) for key in op.keys):
+            raise InvariantBroken("a storage key of a cache group that there is not", op_id=op.op_id)
+        if op.verb is StorageVerb.QUERY:
+            return
+        if len(op.host_blocks) != len(op.keys) or not all(
+            0 < block < len(regions[group_of(key)].blocks) for key, block in zip(op.keys, op.host_blocks, strict=False)
+        ):
+            raise InvariantBroken("a storage operation outside the host tier", op_id=op.op_id, blocks=op.host_blocks)
+
+    # ---- workers ------------------------------------------------------------------------------
+
+    def _work(self, lane: queue.SimpleQueue[Work], patience: Patience) -> None:
+        memory = arena(self.pages)
+        self.pages.backend.attach(memory)
+        while (work := lane.get()) is not None:
+            if not isinstance(work, Part):
+                work()
+                continue
+            job = work.job
+            if job.over:
+                continue
+            try:
+                self.pages.serve(work, memory)
+            except Exception as fault:  # a store may raise anything, and it is never more than a miss
+                patience.failed(f"{type(fault).__name__}: {fault}")
+                log.debug("storage: %s of %d keys failed", job.op.verb.value, work.end - work.begin, exc_info=True)
+                with self.woken:  # it may be down from now on, which sets the time of a trial
+                    self.woken.notify()
+            else:
+                patience.worked()
+            with job.lock:
+                job.left -= 1
+                last = not job.left
+            if last:
+                self.desk.end(job)
+
+    # ---- the watcher --------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while True:
+            with self.woken:
+                if self.watch.closing:
+                    return
+                given_up, self.watch.cancels = self.watch.cancels, []
+                expired = self._expired()
+                if not given_up and not expired:
+                    self.woken.wait(self._until_next())
+                    continue
+            for job in given_up:
+                self.desk.end(job, cancelled=True)
+            for job in expired:
+                if self.desk.end(job, late=True):
+                    why = f"a {job.op.verb.value} was not over after its time limit"
+                    (self.writing if job.writes else self.reading).failed(why)
+
+    def _expired(self) -> list[Job]:
+        now_s, limits = self.clock.now_s(), self.watch.limits
+        expired: list[Job] = []
+        while limits and (limits[0][0] <= now_s or limits[0][2].over):
+            job = heapq.heappop(limits)[2]
+            if not job.over:
+                expired.append(job)
+        self._try_again()
+        return expired
+
+    def _until_next(self) -> float | None:
+        times = [self.watch.limits[0][0]] if self.watch.limits else []
+        if self.reading.down and not self.watch.trial:
+            times.append(self.reading.state.retry_at_s)
+        return max(0.0, min(times) - self.clock.now_s()) if times else None
+
+    def _try_again(self) -> None:
+        """A trial call in place of a request's: nobody waits for it. One at a time."""
+        if self.reading.down and not self.reading.waits and not self.watch.trial:
+            self.watch.trial = True
+            self.reads.put(self._trial)
+
+    def _trial(self) -> None:
+        try:
+            self.pages.backend.exists([f"{self.weights.namespace}/{PROBE}"])
+        except Exception as fault:  # as in `_work`
+            self.reading.failed(f"{type(fault).__name__}: {fault}")
+        else:
+            self.reading.worked()
+        with self.woken:
+            self.watch.trial = False
+            self.woken.notify()
