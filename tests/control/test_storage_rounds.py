@@ -15,6 +15,7 @@ from tokenspeed.plane.messages import FlushCacheOp, PauseMode, PauseOp, ResumeOp
 from tokenspeed.plane.plan import Dispatch, ExecutionPlan, LoadBackOp, StorageOp, StorageVerb, WriteBackOp
 from tokenspeed.plane.ports import Ticket
 from tokenspeed.plane.results import CacheAcks
+from tokenspeed.settings.model import SchedulerSettings, Settings, StorageSettings
 from tokenspeed.testing import ScriptedPlane
 from tokenspeed.testing.storage import ScriptedStorage
 
@@ -48,7 +49,9 @@ def storage_rig() -> tuple[Rig, AckingPlane, ThreadNoting]:
     rig = hand_rig(
         specs=attrs.evolve(SPECS, host_parents=33),
         plane=plane,
-        overlap=False,
+        settings=Settings(
+            scheduler=SchedulerSettings(overlap=False, chunk_tokens=32), storage=StorageSettings(min_tokens=0)
+        ),
         l3=AgreedStorage(mesh=SoloMesh(), workers=executor),
     )
     return rig, plane, executor

@@ -11,9 +11,8 @@ from toy_storage import StoredRig, stored_rig
 
 from tokenspeed.plane.messages import Finish
 from tokenspeed.plane.plan import LoadBackOp, RestoreBatch, SnapshotBatch, StorageVerb, WriteBackOp
-from tokenspeed.scheduler.config import Role, WritePolicy
+from tokenspeed.scheduler.config import STORAGE_WAIT_S, Role, WritePolicy
 from tokenspeed.scheduler.states import State
-from tokenspeed.scheduler.storage_fetch import PREPARE_TIMEOUT_S
 
 
 def in_storage(rig: StoredRig, *prompts: list[int]) -> None:
@@ -228,7 +227,7 @@ def test_a_storage_that_does_not_answer_parks_no_slot_and_nobody_for_ever() -> N
         rig.round()
     assert short.finish is Finish.LENGTH
     assert all(request.forwards == 0 for request in parked)
-    rig.executor.now_s = PREPARE_TIMEOUT_S
+    rig.executor.now_s = STORAGE_WAIT_S
     rig.run(until=lambda: all(request.finish is Finish.LENGTH for request in parked))
     rig.rig.check_tokens()
     assert [op.verb for op in rig.executor.log if op.verb is StorageVerb.CANCEL] == [StorageVerb.CANCEL] * 6

@@ -37,6 +37,10 @@ class Retraction(enum.Enum):
     ABORT = "abort"
 
 
+STORAGE_WAIT_S = 60.0
+"""Unless somebody says otherwise, a request goes on without storage after this long."""
+
+
 @attrs.frozen(kw_only=True)
 class SchedulerConfig:
     """Limits and choices of one scheduler; equal on all mirrors of a replica.
@@ -94,7 +98,7 @@ class SchedulerConfig:
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     storage: bool = False
     storage_min_tokens: int = 0
-    storage_wait_s: float = 60.0
+    storage_wait_s: float = STORAGE_WAIT_S
 
     def __attrs_post_init__(self) -> None:
         least = {

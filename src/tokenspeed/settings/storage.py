@@ -15,8 +15,8 @@ class StorageSettings:
     backend: StorageKind = attrs.field(
         default=StorageKind.NONE,
         metadata={
-            "help": "files: a folder; mooncake: a Mooncake store (the extra `mooncake`); part: what a program hands in as"
-            " the part `storage`"
+            "help": "files: a folder; mooncake: a Mooncake store (the extra `mooncake`); part: the object that a"
+            " program hands in as the part `storage`"
         },
     )
     path: str | None = attrs.field(
