@@ -32,7 +32,6 @@ from tokenspeed.settings.model import (
     StorageSettings,
 )
 
-
 TITLES = ("computed CPU s", "fetched CPU s", "computed s", "fetched s", "from storage")
 
 

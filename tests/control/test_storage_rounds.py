@@ -59,7 +59,7 @@ def storage_rig() -> tuple[Rig, AckingPlane, ThreadNoting]:
 
 
 def stored_prompt(rig: Rig, executor: ThreadNoting) -> None:
-    """A prompt of 40 tokens is computed, its two whole blocks are stored, and the engine forgets them, though storage does not."""
+    """A prompt of 40 tokens is computed, its two whole blocks are stored, and all nearer tiers forget them."""
     rig.put(request("a", 40, max_new=1))
     for _ in range(12):
         rig.loop.round()

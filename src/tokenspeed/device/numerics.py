@@ -6,7 +6,7 @@ import torch
 
 from tokenspeed.device.native.step import NativeStep
 from tokenspeed.device.step import ForwardStep
-from tokenspeed.settings.model import Settings
+from tokenspeed.settings.model import Backend, Settings
 
 
 def numerics_of(step: ForwardStep, settings: Settings) -> str:
@@ -18,5 +18,7 @@ def numerics_of(step: ForwardStep, settings: Settings) -> str:
     if isinstance(step, NativeStep):
         kernels = f"{step.library.path.name}:{step.library.instruction_set}"
     else:
-        kernels = f"{device.backend.value}:torch-{torch.__version__}:{torch.backends.cpu.get_cpu_capability()}"
+        on_gpu = device.backend is Backend.CUDA and torch.cuda.is_available()
+        unit = torch.cuda.get_device_name() if on_gpu else torch.backends.cpu.get_cpu_capability()
+        kernels = f"{device.backend.value}:torch-{torch.__version__}:{unit}"
     return f"{kernels}:{device.weights.value}:{device.kv_dtype.value}"

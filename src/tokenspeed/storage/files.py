@@ -22,6 +22,8 @@ from tokenspeed.storage.files_limit import TEMPORARY, TRASH, SizeLimit
 
 READ = os.O_RDONLY | os.O_CLOEXEC
 WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+MODE = 0o600
+"""Pages say something of the prompts they were computed from."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -112,10 +114,10 @@ class FileBackend:
         folder, name = os.path.split(path)
         temporary = f"{folder}/{TEMPORARY}{self.mine}-{next(self.numbers)}"
         try:
-            file = os.open(temporary, WRITE, 0o644)
+            file = os.open(temporary, WRITE, MODE)
         except FileNotFoundError:
             os.makedirs(folder, exist_ok=True)
-            file = os.open(temporary, WRITE, 0o644)
+            file = os.open(temporary, WRITE, MODE)
         try:
             try:
                 at = 0
