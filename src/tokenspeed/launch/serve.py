@@ -50,7 +50,7 @@ from tokenspeed.launch.orders import (
 )
 from tokenspeed.launch.signals import interrupted_by, open_signal_pipe
 from tokenspeed.settings.choices import Gateway
-from tokenspeed.settings.model import MetricsSettings, ModelSettings, ServerSettings, Settings
+from tokenspeed.settings.model import MetricsSettings, ModelSettings, ServerSettings, Settings, StorageKind
 from tokenspeed.telemetry.logs import start_logging
 
 log = logging.getLogger("tokenspeed.launch")
@@ -235,7 +235,7 @@ def serve(
         pipe = open_signal_pipe()
         stack.callback(pipe.close)
         stack.enter_context(pipe.catching(*STOP_SIGNALS))
-        family = Family(signals=pipe, patience=patience or Patience())
+        family = Family(signals=pipe, patience=patience or patience_for(settings))
         try:
             with ExitStack() as started:
                 metrics = _metrics_place(settings.metrics, started)
@@ -244,6 +244,12 @@ def serve(
         except ChildFailed:
             pass  # told below, behind all that the cleanup has found out
         return _verdict(family, complain)
+
+
+def patience_for(settings: Settings) -> Patience:
+    """Ranks may finish what they store."""
+    stores = settings.storage.backend is not StorageKind.NONE
+    return Patience(ranks_s=Patience().ranks_s + (settings.storage.shutdown_s if stores else 0.0))
 
 
 def _run(
