@@ -1,7 +1,7 @@
 """What a round of the control plane costs, without a device; where installed, beside other schedulers.
 
     python benchmarks/control_round.py [--n 1 16 64 256 1024] [--block 64 16] [--json]
-        [--peers --tokenspeed-python PATH --vllm-python PATH]
+        [--peers --tokenspeed-python PATH --vllm-python PATH --nano-vllm-python PATH]
 
 * decode round: plan, commit, advance and the output batch ready to encode, one new token for each
   request, depth 1, prefix publication on, results scripted. ``lockstep``: all fill a block in the same
@@ -15,7 +15,10 @@
 
 A peer is driven by a script of `benchmarks/peers` under its own interpreter; all take turns of a few
 rounds each, so that a busy machine slows everybody. Compare ratios and minima. ``cpu`` is the CPU time
-of the thread.
+of the thread. A peer that does not answer in time is named and left out.
+
+Rows are printed as they are done, progress goes to standard error. With ``--json``: a list of objects with
+``engine``, ``n``, ``context``, ``block``, ``median_us``, ``min_us``, and ``what`` else belongs to each.
 """
 
 from __future__ import annotations
@@ -26,12 +29,12 @@ import statistics
 import sys
 import threading
 import tracemalloc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 from machine import machine
-from round_peers import Peer, open_peers
+from round_peers import LongPrompt, Peers, open_peers, say
 from round_rig import (
     TOKEN,
     DroppingLink,
@@ -42,6 +45,7 @@ from round_rig import (
     quiet,
     request,
     running_rig,
+    spread,
     tokens,
 )
 
@@ -64,18 +68,18 @@ SWITCH_INTERVAL_S = 0.0005
 Figures = dict[str, object]
 
 
-def in_turns(calls: Mapping[str, Callable[[], object]], peers: Sequence[Peer] = ()) -> dict[str, Timer]:
-    """`ROUNDS` of each, a few at a time."""
-    timers = {name: Timer() for name in (*calls, *(peer.engine for peer in peers))}
+def in_turns(calls: Mapping[str, Callable[[], object]], peers: Peers | None = None) -> dict[str, Timer]:
+    """`ROUNDS` of each, a few at a time; of the peers, those that have done all of theirs."""
+    peers = peers or Peers()
+    timers = {name: Timer() for name in (*calls, *(peer.engine for peer in peers.live))}
     with quiet():
         for _ in range(ROUNDS // TURN):
             for name, call in calls.items():
                 timers[name].run(call, TURN)
-            for peer in peers:
-                wall, cpu = peer.rounds(TURN)
-                timers[peer.engine].wall += wall
-                timers[peer.engine].cpu += cpu
-    return timers
+            for engine, (wall, cpu) in peers.each(lambda peer: peer.rounds(TURN)).items():
+                timers[engine].wall += wall
+                timers[engine].cpu += cpu
+    return {name: timer for name, timer in timers.items() if len(timer.wall) == ROUNDS}
 
 
 def decode_call(n: int, context: int, block: int, *, staggered: bool) -> Callable[[], object]:
@@ -84,12 +88,12 @@ def decode_call(n: int, context: int, block: int, *, staggered: bool) -> Callabl
     return partial(rig.decode_round, ForwardResult(tokens=[TOKEN] * n))
 
 
-def round_rows(n: int, context: int, block: int, *, staggered: bool, peers: Sequence[Peer] = ()) -> list[Figures]:
+def round_rows(n: int, context: int, block: int, *, staggered: bool, peers: Peers | None = None) -> list[Figures]:
     """Our decode round and whole loop, and the decode round of each peer."""
     loop = running_rig(n, context, block, rounds=ROOM, staggered=staggered)
     before = loop.link.tokens
-    for peer in peers:
-        peer.prepare(n=n, context=context, block=block, rounds=ROOM)
+    if peers is not None:
+        peers.each(lambda peer: peer.prepare(n=n, context=context, block=block, rounds=ROOM))
     calls = {ENGINE: decode_call(n, context, block, staggered=staggered), LOOP: loop.loop.round}
     timers = in_turns(calls, peers)
     if loop.link.tokens - before != n * ROUNDS:
@@ -117,10 +121,12 @@ def waiting_rows() -> list[Figures]:
         if rig.loop.scheduler.sizes().waiting != int(name):
             raise SystemExit(f"{rig.loop.scheduler.sizes().waiting} of {name} requests wait")
     shape = {"engine": LOOP, "what": "waiting", "n": 64, "context": 512, "block": 16}
-    return [{**shape, "waiting": int(name), **timer.figures()} for name, timer in timers.items()]
+    rows: list[Figures] = [{**shape, "waiting": int(name), **timer.figures()} for name, timer in timers.items()]
+    rows[-1]["bytes_each"] = waiting_bytes()
+    return rows
 
 
-def waiting_bytes(count: int = MANY) -> Figures:
+def waiting_bytes(count: int = MANY) -> int:
     """Memory of a waiting request beyond its tokens: table, queue and what ingress keeps."""
     rig = open_rig(seats=1, max_len=1024, block=16, batched=64, chunk=64, waiting=count)
     rng = np.random.default_rng(1)
@@ -135,7 +141,7 @@ def waiting_bytes(count: int = MANY) -> Figures:
     tracemalloc.stop()
     if rig.loop.scheduler.sizes().waiting != count:
         raise SystemExit(f"{rig.loop.scheduler.sizes().waiting} of {count} requests wait")
-    return {"engine": ENGINE, "what": "waiting memory", "requests": count, "bytes_each": round(each - 4 * 64)}
+    return round(each - 4 * 64)
 
 
 # ---- a long prompt ------------------------------------------------------------------------------
@@ -167,9 +173,9 @@ def land(rig: Rig) -> None:
     rig.loop.output.take(None)
 
 
-def long_row(block: int, repeats: int = 7) -> Figures:
+def long_rows(block: int, repeats: int = 7) -> list[Figures]:
     """Submit and admit of a prompt that was never seen, and of one that was, but for its last tokens."""
-    columns: dict[str, list[int]] = {"submit_us": [], "admit_us": [], "hit_submit_us": [], "hit_admit_us": []}
+    columns: dict[str, list[int]] = {"submit": [], "admit": [], "hit_submit": [], "hit_admit": []}
     for seed in range(repeats):
         rig = open_rig(seats=4, max_len=LONG + 128, block=block, batched=LONG + 64, chunk=LONG + 64)
         ids = tokens(np.random.default_rng(seed), LONG)
@@ -185,15 +191,27 @@ def long_row(block: int, repeats: int = 7) -> Figures:
             raise SystemExit(f"the second prompt has {left} tokens to compute")
         for column, value in zip(columns.values(), (submit, admit, hit_submit, hit_admit), strict=True):
             column.append(value)
-    figures = {name: round(statistics.median(values) / 1000, 1) for name, values in columns.items()}
-    return {"engine": ENGINE, "what": "long prompt", "tokens": LONG, "block": block, **figures}
+    return long_figures(ENGINE, block, columns)
+
+
+def long_figures(engine: str, block: int, columns: LongPrompt) -> list[Figures]:
+    """A row for the miss and one for the hit; ``median_us`` and ``min_us`` are of submit and admit together."""
+    rows: list[Figures] = []
+    for what, before in (("long prompt, miss", ""), ("long prompt, hit", "hit_")):
+        submit, admit = columns[before + "submit"], columns[before + "admit"]
+        both = spread([one + other for one, other in zip(submit, admit, strict=True)])
+        parts = {"submit_us": spread(submit)["median_us"], "admit_us": spread(admit)["median_us"]}
+        shape = {"engine": engine, "what": what, "n": 1, "context": LONG, "block": block}
+        rows.append({**shape, "median_us": both["median_us"], "min_us": both["min_us"], **parts})
+    return rows
 
 
 def arrival_row(block: int, repeats: int = 5) -> Figures:
     """The longest round of `BUSY` decodes while a long prompt arrives on another thread and is computed.
 
-    ``longest_cpu_us`` counts the loop's own work alone; the wall figure adds what the other thread's
-    hold of the interpreter and the machine cost.
+    ``median_us`` and ``min_us`` are of `repeats` such arrivals, ``usual_us`` is the round before them.
+    ``cpu_median_us`` counts the loop's own work alone; wall time adds what the other thread's hold of the
+    interpreter and the machine cost.
     """
     walls, cpus, usual = [], [], []
     for seed in range(repeats):
@@ -217,11 +235,12 @@ def arrival_row(block: int, repeats: int = 5) -> Figures:
         "engine": ENGINE,
         "what": "longest round",
         "n": BUSY,
+        "context": 512,
         "block": block,
+        "median_us": round(statistics.median(walls) / 1000, 1),
+        "min_us": round(min(walls) / 1000, 1),
+        "cpu_median_us": round(statistics.median(cpus) / 1000, 1),
         "usual_us": round(statistics.median(usual) / 1000, 1),
-        "longest_us": round(statistics.median(walls) / 1000, 1),
-        "longest_min_us": round(min(walls) / 1000, 1),
-        "longest_cpu_us": round(statistics.median(cpus) / 1000, 1),
     }
 
 
@@ -245,46 +264,54 @@ def busy_rig(block: int) -> Rig:
 # ---- all of it ----------------------------------------------------------------------------------
 
 
-def measure(ns: Sequence[int], blocks: Sequence[int], peers: Sequence[Peer]) -> list[Figures]:
-    found: list[Figures] = []
+def measure(ns: Sequence[int], blocks: Sequence[int], peers: Peers) -> Iterator[Figures]:
+    """Rows as they are done."""
     for block in blocks:
         for n in ns:
-            found += round_rows(n, 512, block, staggered=False, peers=peers)
+            say(f"block {block}: {n} running in lockstep")
+            yield from round_rows(n, 512, block, staggered=False, peers=peers)
         for n in ns:
             if n in (64, 256):
-                found += round_rows(n, 512, block, staggered=True)
-        found += flat_rows(block)
-        found.append(long_row(block))
-        found += [
-            {"engine": p.engine, "what": "long prompt", "tokens": LONG, "block": block, **long}
-            for p in peers
-            if (long := p.long_prompt(block=block, length=LONG))
-        ]
-        found.append(arrival_row(block))
-    found += waiting_rows()
-    found.append(waiting_bytes())
-    return found
+                say(f"block {block}: {n} running, staggered")
+                yield from round_rows(n, 512, block, staggered=True)
+        say(f"block {block}: lengths of context, long prompts")
+        yield from flat_rows(block)
+        yield from long_rows(block)
+        for engine, found in peers.each(lambda peer: peer.long_prompt(block=block, length=LONG)).items():  # noqa: B023 (called at once)
+            if found:
+                yield from long_figures(engine, block, found)
+        yield arrival_row(block)
+    say("waiting requests")
+    yield from waiting_rows()
 
 
-def shown(found: Sequence[Figures]) -> None:
+def listed(rows: Iterable[Figures]) -> None:
+    """A JSON list, a row a line."""
+    before = "["
+    for row in rows:
+        print(before, json.dumps(row), sep="\n", end="", flush=True)
+        before = ","
+    print("\n]")
+
+
+def shown(rows: Iterable[Figures]) -> None:
     """A table a kind of row; peers with their ratio to ours."""
     ours: dict[tuple[object, ...], float] = {}
     kind = None
-    for row in found:
+    for row in rows:
         shape = {key: value for key, value in row.items() if key not in ("engine", "what") and not key.endswith("_us")}
         times = {key.removesuffix("_us"): value for key, value in row.items() if key.endswith("_us")}
         if row["what"] != kind:
             kind = row["what"]
             print(f"\n{kind}, µs")
-        key = (kind, *shape.values())
-        ratio = ""
-        for name in ("median_us", "admit_us"):
-            if isinstance(value := row.get(name), float):
-                base = ours.setdefault(key, value) if row["engine"] == ENGINE else ours.get(key)
-                if base and row["engine"] not in (ENGINE, LOOP):
-                    ratio = f"  = {value / base:.2f} of ours"
+        key, median, ratio = (kind, *shape.values()), float(str(row["median_us"])), ""
+        if row["engine"] == ENGINE:
+            ours[key] = median
+        elif row["engine"] != LOOP and key in ours:
+            ratio = f"  = {median / ours[key]:.2f} of ours"
         left = "  ".join(f"{name} {value}" for name, value in shape.items())
-        print(f"  {left:<44} {row['engine']:<28}", "  ".join(f"{k} {v}" for k, v in times.items()) + ratio)
+        found = "  ".join(f"{name} {value}" for name, value in times.items()) + ratio
+        print(f"  {left:<36} {row['engine']:<28}", found, flush=True)
 
 
 def main() -> None:
@@ -295,17 +322,21 @@ def main() -> None:
     parser.add_argument("--peers", action="store_true", help="run the peers whose interpreters are given")
     parser.add_argument("--tokenspeed-python", metavar="PATH", help="interpreter with tokenspeed-scheduler")
     parser.add_argument("--vllm-python", metavar="PATH", help="interpreter with vllm")
+    parser.add_argument("--nano-vllm-python", metavar="PATH", help="interpreter with nano-vllm-fork")
     args = parser.parse_args()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    pythons = {"tokenspeed_scheduler_driver": args.tokenspeed_python, "vllm_driver": args.vllm_python}
+    pythons = {
+        "tokenspeed_scheduler_driver": args.tokenspeed_python,
+        "vllm_driver": args.vllm_python,
+        "nano_vllm_driver": args.nano_vllm_python,
+    }
     with open_peers(pythons if args.peers else {}) as peers:
-        found = measure(args.n, args.block, peers)
-    if args.json:
-        json.dump(found, sys.stdout, indent=1)
-        print()
-        return
-    print(machine())
-    shown(found)
+        rows = measure(args.n, args.block, peers)
+        if args.json:
+            listed(rows)
+        else:
+            print(machine(), flush=True)
+            shown(rows)
 
 
 if __name__ == "__main__":

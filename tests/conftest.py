@@ -20,6 +20,9 @@ for switch in ("TOKENSPEED_DATA_PLANE_SYNC_DEBUG", "TOKENSPEED_JIT_COMPILE_CHECK
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is first imported
 os.environ.setdefault("TOKENSPEED_CAPTURE_CHECK", "1")  # a mutable argument crossing to the device fails (DP-49)
 
+# A server of a test's that lives for more than seconds need not load what the test does not use.
+os.environ.setdefault("TOKENSPEED_GRAMMAR__PRELOAD", "false")
+
 from contract_report import statements  # noqa: E402 - the path is set above
 
 

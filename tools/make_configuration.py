@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,7 +30,8 @@ def default(key: Key) -> str:
     """The default as a file would have it."""
     value = plain_value(DEFAULTS, key)
     if isinstance(value, list):
-        return f"`[{', '.join(map(str, value))}]`"
+        words = (json.dumps(item) if item == "*" else str(item) for item in value)  # YAML has another use for it
+        return f"`[{', '.join(words)}]`"
     return f"`{value}`" if isinstance(value, str) and value else f"`{shown(value)}`".replace("''", '""')
 
 

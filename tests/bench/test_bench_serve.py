@@ -21,6 +21,14 @@ from tokenspeed.cli.console import Console
 from tokenspeed.cli.main import main
 from tokenspeed.errors import RequestError
 
+ODD_EVENTS = {
+    "error as text": b'{"error": "engine died"}',
+    "a list": b"[1]",
+    "no JSON": b"{nope",
+    "choices of text": b'{"choices": ["x"]}',
+    "no error": b'{"error": null}',
+}
+
 
 @attrs.define(eq=False)
 class Toy:
@@ -35,7 +43,9 @@ class Toy:
     keys: set[str | None] = attrs.field(factory=set)
     running: int = 0
     most: int = 0
+    silent: int = 0
     together: asyncio.Event = attrs.field(factory=asyncio.Event)
+    quit: asyncio.Event = attrs.field(factory=asyncio.Event)
 
     @property
     def url(self) -> str:
@@ -63,6 +73,11 @@ class Toy:
         for _ in range(tokens):
             piece = {"delta": {"content": "x"}} if "messages" in body else {"text": "x"}
             await answer.write(b"data: " + json.dumps({"choices": [piece]}).encode() + b"\n\n")
+        if isinstance(prompt, str) and prompt in ODD_EVENTS:
+            await answer.write(b"data: " + ODD_EVENTS[prompt] + b"\n\n")
+        if prompt == "never end":
+            self.silent += 1
+            await self.quit.wait()
         if prompt == "break off":
             self.running -= 1
             return answer
@@ -96,6 +111,7 @@ def toy() -> Generator[Toy, None, None]:
         await web.SockSite(runner, sock).start()
         up.set()
         await stop.wait()
+        server.quit.set()
         await runner.cleanup()
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
@@ -111,8 +127,10 @@ def console() -> Console:
     return Console(stdin=io.StringIO(), stdout=io.StringIO(), stderr=io.StringIO(), environ={})
 
 
-def send(toy: Toy, jobs: list[Job], *, concurrency: int = 4, chat: bool = False) -> list[Outcome]:
-    target = Target(url=toy.url, model="toy", api_key="secret", chat=chat, timeout_s=30.0)
+def send(
+    toy: Toy, jobs: list[Job], *, concurrency: int = 4, chat: bool = False, timeout_s: float = 30.0
+) -> list[Outcome]:
+    target = Target(url=toy.url, model="toy", api_key="secret", chat=chat, timeout_s=timeout_s)
     return asyncio.run(send_all(jobs, target, Pace(concurrency=concurrency)))
 
 
@@ -138,6 +156,25 @@ def test_failures_are_outcomes_that_say_what_was_wrong(toy: Toy) -> None:
     prompts = ("fine", "refuse me", "break off", "fail late")
     faults = [outcome.fault for outcome in send(toy, [Job(prompt=prompt, output_tokens=2) for prompt in prompts])]
     assert faults == ["", "400: no such prompt", "the stream ended before [DONE]", "engine died"]
+
+
+def test_a_server_that_never_ends_a_stream_is_given_up_and_holds_up_no_other_request(toy: Toy) -> None:
+    jobs = [Job(prompt=prompt, output_tokens=1) for prompt in ("never end", "fine", "never end", "fine")]
+    outcomes = send(toy, jobs, concurrency=2, timeout_s=0.5)
+    assert [outcome.fault for outcome in outcomes] == ["TimeoutError", "", "TimeoutError", ""]
+    assert toy.silent == 2
+
+
+def test_events_of_another_shape_fail_their_request_and_not_the_run(toy: Toy) -> None:
+    outcomes = send(toy, [Job(prompt=prompt, output_tokens=1) for prompt in ODD_EVENTS])
+    shape = "an event of another shape than the API's"
+    assert [outcome.fault.partition(":")[0] for outcome in outcomes] == [
+        '{"error"',
+        shape,
+        "JSONDecodeError",
+        shape,
+        "",
+    ]
 
 
 def test_a_server_that_is_not_there_is_a_fault_of_each_request() -> None:

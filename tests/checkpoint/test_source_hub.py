@@ -31,7 +31,7 @@ def test_a_repository_is_fetched_once_and_opened(tmp_path: Path) -> None:
         source = HubSource(folder=tmp_path / "cache", endpoint=hub.endpoint)
         watched = Watched()
         found = source.locate("hf:org/name", watched)
-        assert (found.kind, found.name) == (CheckpointKind.SAFETENSORS, "org/name")
+        assert (found.kind, found.name, found.hub) == (CheckpointKind.SAFETENSORS, "org/name", True)
         assert sorted(hub.log.downloads) == [
             "config.json",
             "generation_config.json",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,9 @@ from tokenspeed.settings.model import ModelSettings
 class Echo:
     """A source that claims everything and remembers what it was asked for."""
 
-    def __init__(self, *, claims: bool = True) -> None:
+    def __init__(self, *, claims: bool = True, found: Located | None = None) -> None:
         self.takes = claims
+        self.found = found or Located(kind=CheckpointKind.RANDOM, path=None, name="echo")
         self.asked: list[str] = []
 
     def claims(self, source: str) -> bool:
@@ -30,7 +32,7 @@ class Echo:
 
     def locate(self, source: str, progress: Progress) -> Located:
         self.asked.append(source)
-        return Located(kind=CheckpointKind.RANDOM, path=None, name="echo")
+        return self.found
 
 
 def test_a_folder_is_a_safetensors_checkpoint(tmp_path: Path) -> None:
@@ -50,6 +52,21 @@ def test_a_gguf_file_and_a_folder_with_one_are_the_same_model(tmp_path: Path) ->
     by_folder = resolve_model(ModelSettings(source=str(tmp_path)), NoProgress())
     assert (by_file.kind, by_file.path, by_file.name) == (CheckpointKind.GGUF, path, "Demo-1B")
     assert (by_folder.kind, by_folder.path, by_folder.name) == (by_file.kind, by_file.path, by_file.name)
+
+
+def test_other_programs_load_a_model_by_its_files_or_its_id_on_the_hub(tmp_path: Path) -> None:
+    folder, path = write_folder(tmp_path / "my-model"), write_gguf(tmp_path / "Demo-1B-Q4_K_M.gguf")
+
+    def told(source: str, *sources: Echo) -> str:
+        settings = ModelSettings(source=source, served_name="mine")
+        return resolve_model(settings, NoProgress(), sources=sources or None).model_path
+
+    assert told(str(folder)) == str(folder)
+    assert told(os.path.relpath(folder)) == str(Path(os.path.relpath(folder)).absolute())
+    assert told(str(path)) == str(path)
+    assert told("random:tiny-llama") == "random:tiny-llama"
+    fetched = Located(kind=CheckpointKind.SAFETENSORS, path=folder, name="org/name", hub=True)
+    assert told("hf:org/name@v1", Echo(found=fetched)) == "org/name"
 
 
 def test_the_weights_of_a_folder_decide_what_it_is(tmp_path: Path) -> None:

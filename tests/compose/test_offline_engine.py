@@ -84,6 +84,86 @@ def test_an_interrupt_while_waiting_for_a_stream_ends_its_request_and_the_engine
         assert engine._service.in_flight == 0  # what nobody waits for does not go on
 
 
+@attrs.define(eq=False)
+class Interrupts:
+    """A sampler that presses Ctrl-C when it has drawn `at` times; `rows` are those of the latest draw."""
+
+    main: int
+    at: int
+    vocab_size: int
+    drawn: int = 0
+    rows: int = 0
+
+    def seat(self, seat: Seat) -> None: ...
+    def release(self, slot: int) -> None: ...
+
+    def sample(self, logits: torch.Tensor, **_: object) -> SampledTokens:
+        self.drawn, self.rows = self.drawn + 1, len(logits)
+        if self.drawn == self.at:
+            signal.pthread_kill(self.main, signal.SIGINT)
+        known = logits[:, : self.vocab_size]
+        return SampledTokens(tokens=known.argmax(dim=1), nan=known.isnan().any(dim=1))
+
+
+def test_an_interrupt_while_a_batch_is_waited_for_ends_all_of_it_in_the_engine() -> None:
+    main = threading.current_thread().ident
+    assert main is not None
+    made: list[Interrupts] = []
+
+    def sampler(*, slots: int, vocab_size: int) -> Interrupts:
+        made.append(Interrupts(main=main, at=20, vocab_size=vocab_size))
+        return made[-1]
+
+    long = SamplingOptions(max_tokens=2000, temperature=0.0, ignore_eos=True)
+    with Engine(TINY, sampler=sampler) as engine:
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(["one", "two", "three"], long)
+        assert engine._service.in_flight == 0
+        assert engine.generate("hello", GREEDY)[0].finish_reason == "length"
+        assert made[-1].drawn < 200  # of 2000
+        assert made[-1].rows == 1  # the others did not go on beside it
+
+
+def test_a_batch_whose_waiter_is_cancelled_ends_in_the_engine() -> None:
+    long = SamplingOptions(max_tokens=2000, temperature=0.0, ignore_eos=True)
+
+    async def give_up(engine: Engine) -> None:
+        stream = engine.stream_async("begin", long)
+        await anext(stream)
+        waiting = asyncio.ensure_future(engine.generate_async(["one", "two"], long))
+        for _ in range(3):
+            await anext(stream)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        late = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        late.cancel()
+        await asyncio.wait((late,))
+        await stream.aclose()
+
+    with Engine(TINY) as engine:
+        asyncio.run(give_up(engine))
+        assert engine.generate("hello", GREEDY)[0].finish_reason == "length"
+        assert engine._service.in_flight == 0
+
+
+def test_a_stream_that_outlives_its_engine_or_is_collected_on_the_engines_own_loop_ends_in_silence() -> None:
+    long = SamplingOptions(max_tokens=2000, temperature=0.0, ignore_eos=True)
+    with Engine(TINY) as engine:
+        late, dropped = engine.stream("one", long), [engine.stream("two", long)]
+        next(late)
+        next(dropped[0])
+
+        async def collect() -> None:
+            dropped.clear()
+
+        engine._on_loop(collect())
+        assert engine.generate("hello", GREEDY)[0].finish_reason == "length"
+        assert engine._service.in_flight == 1
+    late.close()
+
+
 def test_the_async_twins_give_the_same_and_run_side_by_side() -> None:
     async def work(engine: Engine) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
         batch = engine.generate_async(["one", "two"], GREEDY)

@@ -20,6 +20,7 @@ from tokenspeed.device.kv.layout import CacheGroup, attention_group
 from tokenspeed.plane.messages import EngineInfo
 from tokenspeed.plane.ports import FrontendLink, Wakeup
 from tokenspeed.settings.model import DeviceSettings, ModelSettings, Settings
+from tokenspeed.settings.observing import KvEventSettings
 from tokenspeed.testing import RecordingLink
 
 TINY = Settings(model=ModelSettings(source="random:tiny-llama"), device=DeviceSettings(kv_pool_tokens=2048))
@@ -37,6 +38,28 @@ def test_of_the_device_build_only_specs_and_the_data_plane_outlive_the_bootstrap
         assert isinstance(engine.loop.plane, HostDataPlane)
         gc.collect()
         assert not any(type(item) is DeviceBuild for item in gc.get_objects())
+
+
+@pytest.mark.parametrize("port", ["*", "0"])
+def test_a_rank_tells_its_frontend_where_cache_events_can_be_heard(port: str) -> None:
+    told: list[EngineInfo] = []
+
+    def connect(info: EngineInfo, wakeup: Wakeup) -> FrontendLink:
+        told.append(info)
+        return RecordingLink()
+
+    address = f"tcp://127.0.0.1:{port}"
+    events = KvEventSettings(endpoint=address, replay_endpoint=address, topic="kv", keep_batches=5)
+    with rank_engine(attrs.evolve(TINY, kv_events=events), connect=connect):
+        feed = told[0].kv_events
+        assert feed is not None
+        assert (feed.topic, feed.keep_batches) == ("kv", 5)
+        for bound in (feed.endpoint, feed.replay_endpoint):
+            assert bound is not None
+            host, _, picked = bound.rpartition(":")
+            assert host == "tcp://127.0.0.1"
+            assert int(picked) > 0
+        assert feed.endpoint != feed.replay_endpoint
 
 
 class NoTensors(TorchDispatchMode):

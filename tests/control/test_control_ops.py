@@ -18,13 +18,18 @@ from tokenspeed.plane.messages import (
 from tokenspeed.testing import ScriptedPlane
 
 
+class NothingHeld:
+    def describe(self, *, now_s: float) -> dict[str, object]:
+        return {}
+
+
 def pause(call_id: int, mode: PauseMode) -> PauseOp:
     return PauseOp(call_id=call_id, mode=mode)
 
 
 @pytest.mark.contract("PT-23")
 def test_the_pause_state_machine_joins_escalates_and_refuses() -> None:
-    ops = ControlOps(max_buffered=4)
+    ops = ControlOps(max_buffered=4, state_dump=NothingHeld())
 
     def send(*messages: object) -> list[tuple[int, bool]]:
         ops.route(messages, now_s=0.0)  # type: ignore[arg-type]
@@ -115,7 +120,7 @@ def test_an_abort_while_paused_reaches_both_buffered_and_frozen_requests() -> No
 
 
 def test_the_pause_buffer_is_bounded_and_answers_429_beyond() -> None:
-    ops = ControlOps(max_buffered=2)
+    ops = ControlOps(max_buffered=2, state_dump=NothingHeld())
     routed = ops.route((pause(1, PauseMode.WAIT), *(request(f"r{i}", 3) for i in range(3))), now_s=0.0)
     assert routed.requests == ()
     assert [(refusal.rid, refusal.status) for refusal in routed.refusals] == [("r2", 429)]

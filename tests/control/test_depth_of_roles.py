@@ -10,7 +10,6 @@ from rig import Rig, hand_rig, request
 
 from tokenspeed.cli.console import Console
 from tokenspeed.cli.main import main
-from tokenspeed.compose.control import depth_of
 from tokenspeed.control.pd import NoPeer
 from tokenspeed.settings.model import SchedulerSettings, Settings
 from tokenspeed.testing import ScriptedPlane
@@ -65,4 +64,4 @@ def test_the_switch_of_the_command_line_gives_depth_zero(arguments: tuple[str, .
     talk = Console(stdin=io.StringIO(), stdout=out, stderr=io.StringIO(), environ={})
     assert main(["config", "--json", *arguments], talk) == 0
     overlap = json.loads(out.getvalue())["settings"]["scheduler"]["overlap"]
-    assert depth_of(Settings(scheduler=SchedulerSettings(overlap=overlap))) == depth
+    assert Settings(scheduler=SchedulerSettings(overlap=overlap)).in_flight_depth == depth

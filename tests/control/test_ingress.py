@@ -6,11 +6,19 @@ import logging
 
 import attrs
 import pytest
-from rig import SPECS, ScriptedScheduler, hand_rig, request
+from rig import SPECS, Rig, ScriptedScheduler, hand_rig, request
 
 from tokenspeed.control.ingress import Ingress, resolve_sampling
 from tokenspeed.device.capture import Strict
-from tokenspeed.plane.messages import NO_TOP_K, GenerateRequest, PauseMode, PauseOp, SamplingParams, frozen_tokens
+from tokenspeed.plane.messages import (
+    NO_TOP_K,
+    GenerateRequest,
+    OutputBatch,
+    PauseMode,
+    PauseOp,
+    SamplingParams,
+    frozen_tokens,
+)
 from tokenspeed.plane.table import request_table
 from tokenspeed.settings.model import SchedulerSettings, Settings
 from tokenspeed.testing import ScriptedPlane
@@ -109,9 +117,18 @@ def test_the_scheduler_is_given_rows_with_plain_columns_and_never_a_message() ->
     rig = hand_rig(scheduler=scheduler, plane=ScriptedPlane())
     rig.put(request("a", 3), request("b", 4))
     rig.rounds(1)
-    assert scheduler.submitted == [(0, 1)] or scheduler.submitted == [(1, 0)] or len(scheduler.submitted[0]) == 2
-    assert all(isinstance(row, int) for row in scheduler.submitted[0])
-    assert [rig.loop.table.identity.prompt_len[row] for row in scheduler.submitted[0]] == [3, 4]
+    (rows,) = scheduler.submitted
+    assert [type(row) for row in rows] == [int, int]
+    identity = rig.loop.table.identity
+    assert [(identity.rid[row], int(identity.prompt_len[row])) for row in rows] == [("a", 3), ("b", 4)]
+    assert not any(isinstance(column, list) and isinstance(column[rows[0]], GenerateRequest) for column in columns(rig))
+
+
+def columns(rig: Rig) -> list[object]:
+    """All columns of the request table."""
+    table = rig.loop.table
+    groups = [getattr(table, field.name) for field in attrs.fields(type(table))]
+    return [getattr(group, f.name) for group in groups if attrs.has(type(group)) for f in attrs.fields(type(group))]
 
 
 @pytest.mark.contract("IS-6", "IS-7", "IS-8", "IS-9", "IS-10", "IS-11")
@@ -123,33 +140,111 @@ def test_a_repeated_id_is_dropped_with_a_warning_and_the_original_goes_on(caplog
     rig.put(request("a", 5, max_new=8), request("a", 9, max_new=8))
     with caplog.at_level(logging.WARNING):
         rig.rounds(3)
-        rig.put(attrs.evolve(request("a", 5), input_ids=frozen_tokens([])))
+        # A valid one, and one that would be refused for two reasons.
+        rig.put(request("a", 6, max_new=8))
+        rig.rounds(1)
+        rig.put(
+            attrs.evolve(request("a", 5), input_ids=frozen_tokens([]), unsupported=("multimodal_inputs",)),
+        )
+        said = rig.link.tokens("a")
+        rig.rounds(1)
+        assert rig.link.finish("a") is None
+        assert rig.link.tokens("a")[: len(said)] == said
         rig.settle()
     assert rig.link.tokens("a") == alone.link.tokens("a")
     assert rig.link.finish("a") == (2, 0, "")
-    assert sum("request a: dropped" in record.message for record in caplog.records) == 2
+    assert rig.loop.state.funnelled == 1
+    # The device heard of nothing but the original: as many calls as without the duplicates, one seat, one release.
+    assert rig.plane.names().count("execute") == alone.plane.names().count("execute")
+    assert [name for name in rig.plane.names() if name == "release"] == ["release"]
+    assert [seat.prompt_len for dispatch in rig.plane.dispatches for seat in dispatch.seats] == [5]
+    assert sum("request a: dropped" in record.message for record in caplog.records) == 3
+
+
+@pytest.mark.contract("IS-6", "IS-11")
+@pytest.mark.parametrize("why", ["invalid", "queue full", "held"])
+def test_the_second_of_an_id_in_a_round_is_dropped_also_when_the_first_was_refused(
+    why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = ScriptedScheduler()
+    settings = Settings(scheduler=SchedulerSettings(max_waiting=1))
+    rig = hand_rig(settings=settings, scheduler=scheduler, plane=ScriptedPlane())
+    first = request("a", 3)
+    if why == "invalid":
+        first = attrs.evolve(first, input_ids=frozen_tokens([]))
+    elif why == "queue full":
+        rig.put(request("full", 3))
+    else:
+        rig.put(request("a", 3))
+        rig.rounds(1)
+        rig.abort("a")
+        rig.rounds(1)
+        rig.link.log.clear()
+    submitted = len(scheduler.submitted)
+    rig.put(first, request("a", 4))
+    with caplog.at_level(logging.WARNING):
+        rig.rounds(2)
+    answers = [
+        status for sent in rig.link.sent for rid, status in zip(sent.rids, sent.status, strict=True) if rid == "a"
+    ]
+    assert answers == [{"invalid": 400, "queue full": 429, "held": 409}[why]]
+    assert len(scheduler.submitted) - submitted == (why == "queue full")
+    assert sum("request a: dropped" in record.message for record in caplog.records) == 1
 
 
 @pytest.mark.contract("IS-13", "IS-14", "IS-15", "IS-16", "IS-17", "IS-18", "SP-5")
 def test_an_id_that_output_forgot_but_the_scheduler_holds_is_refused_with_409_then_free_again() -> None:
+    probe = hand_rig()
+    probe.put(request("p", 5, max_new=9))
+    probe.settle()
+    wanted = probe.link.tokens("p")
+    stop = next(at for at, token in enumerate(wanted) if at >= 2 and token not in wanted[:at])
+    ending = SamplingParams(temperature=0.0, ignore_eos=True, stop_token_ids=(wanted[stop],))
     rig = hand_rig()
-    rig.put(request("a", 5, max_new=2))
+    rig.put(request("a", 5, max_new=9, sampling=ending))
     while rig.link.finish("a") is None:
         rig.loop.round()
     row = rig.loop.table.row_of("a")
     assert row is not None
+    assert not rig.loop.table.output.owned[row]
     assert rig.loop.scheduler.holds(row)
-    first = len(rig.link.log)
-    rig.put(request("a", 5, max_new=2))
+    # Nobody could foresee the stop: a forward with the request is in flight still.
+    assert [row in flight.batch.rows.tolist() for flight in rig.loop.state.in_flight] == [True]
+    first, asked, seats = len(rig.link.log), rig.plane.names(), seats_of(rig)
+    rig.put(request("a", 7, max_new=2))
     rig.loop.round()
-    refused = [entry for entry in rig.link.sent[first:] if entry.rids == ["a"]] or rig.link.sent[-1:]
-    assert refused[0].status == [409]
+    (refused,) = [entry for entry in rig.link.log[first:] if isinstance(entry, OutputBatch) and entry.rids == ["a"]]
+    assert (refused.status, refused.output_ids) == ([409], [[]])
+    # Of the device nothing was asked but what the original's last result took.
+    assert seats_of(rig) == seats
+    assert set(rig.plane.names()[len(asked) :]) <= {"commit", "note_forwarded"}
+    assert rig.loop.state.funnelled == 1
     rig.settle()
     assert rig.loop.table.row_of("a") is None
+    assert rig.link.tokens("a") == wanted[: stop + 1]
     rig.link.log.clear()
-    rig.put(request("a", 5, max_new=2))
+    rig.put(request("a", 5, max_new=9, sampling=ending))
     rig.settle()
-    assert len(rig.link.tokens("a")) == 2
+    assert rig.link.tokens("a") == wanted[: stop + 1]
+    assert rig.link.finish("a") is not None
+
+
+def seats_of(rig: Rig) -> int:
+    return sum(len(dispatch.seats) for dispatch in rig.plane.dispatches)
+
+
+@pytest.mark.contract("IS-16")
+@pytest.mark.parametrize("held", [True, False])
+def test_what_the_schedulers_lookup_says_decides_and_nothing_else(held: bool) -> None:
+    gate = ingress()
+    first = admit(gate, request("a", 3))
+    (row,) = first.rows  # type: ignore[attr-defined]
+    gate.table.output.owned[row] = False
+    if not held:
+        gate.table.free(row)
+    second = admit(gate, request("a", 3), held=held)
+    assert [refusal.status for refusal in second.refusals] == [409] * held  # type: ignore[attr-defined]
+    assert len(second.rows) == (not held)  # type: ignore[attr-defined]
 
 
 def test_a_full_waiting_queue_answers_429_and_keeps_what_it_has() -> None:

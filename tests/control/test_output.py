@@ -196,6 +196,25 @@ def test_prompt_logprobs_are_complete_and_in_order_over_chunks(start: int) -> No
     assert sum(plan.batch is not None and not plan.batch.samples.all() for plan in plane.plans) >= 2
 
 
+@pytest.mark.contract("OL-5")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_only_token_of_a_prompt_has_its_entry_too_and_once(overlap: bool) -> None:
+    plane = ScriptedPlane(answer=lambda b: ForwardResult(tokens=[8] * int(b.samples.sum())))
+    rig = hand_rig(plane=plane, overlap=overlap)
+    lone = request("a", 1, max_new=4, prompt_logprobs=0, return_logprob=True, top_logprobs=2)
+    rig.put(lone, request("b", 1, max_new=4), request("c", 1, max_new=1, prompt_logprobs=0))
+    rig.settle()
+    told = [
+        (rid, values, tops, ids)
+        for sent in rig.link.sent
+        for rid, values, tops, ids in zip(
+            sent.rids, sent.prompt_logprobs, sent.prompt_top_logprobs, sent.prompt_logprob_ids, strict=True
+        )
+        if values
+    ]
+    assert told == [("a", [None], [None], [1]), ("c", [None], [None], [1])]
+
+
 @pytest.mark.contract("OL-12")
 def test_a_round_sends_at_most_one_message_with_all_its_requests() -> None:
     rig = hand_rig()

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 import pytest
-from rig import Rig, ScriptedScheduler, hand_rig, one_row_batch, request, spied
+from rig import SPECS, Rig, ScriptedScheduler, hand_rig, one_row_batch, request, spied
+from test_storage_rounds import AckingPlane
 
-from tokenspeed.plane.messages import OutputBatch, PauseMode, PauseOp
+from tokenspeed.plane.messages import OutputBatch, PauseMode, PauseOp, ResumeOp
 from tokenspeed.plane.plan import (
     BlockCopy,
     BlockGrants,
@@ -22,6 +23,7 @@ from tokenspeed.plane.plan import (
     PlanAbort,
     RemoteStream,
     RestoreBatch,
+    RestoreOp,
     SnapshotBatch,
     SnapshotOp,
     StorageOp,
@@ -32,6 +34,9 @@ from tokenspeed.plane.plan import (
 )
 from tokenspeed.plane.results import CacheAcks, Rejected, SchedulerEvent, StorageTick
 from tokenspeed.scheduler.scheduler import PagedScheduler
+from tokenspeed.settings.model import LogSettings, SchedulerSettings, Settings
+from tokenspeed.telemetry.meters import NullMeter, prometheus_meter
+from tokenspeed.telemetry.registry import new_registry
 from tokenspeed.testing import ScriptedPlane
 
 
@@ -104,6 +109,32 @@ def plain(value: object) -> object:
     return value
 
 
+STREAM = RemoteStream(row=1, rid="b", slot=1, pages=(GroupBlocks(blocks=(4,)),))
+PARTS: dict[str, dict[str, object]] = {
+    "batch": {"batch": one_row_batch(0, 0, [1])},
+    "store": {"cache": (WriteBackOp(op_id=1, group=0, device_blocks=(3,), host_blocks=(0,)),)},
+    "load": {"cache": (LoadBackOp(op_id=1, group=0, device_blocks=(3,), host_blocks=(0,)),)},
+    "image": {"cache": (SnapshotBatch(ops=(SnapshotOp(op_id=1, slot=0, tail=(), image=0),)),)},
+    "restore": {"cache": (RestoreBatch(ops=(RestoreOp(op_id=1, slot=0, pages=(), tail=(), image=0),)),)},
+    "prefill elsewhere": {"remote_prefill": (STREAM,)},
+    "decode elsewhere": {"remote_decode": (STREAM,)},
+    "copy": {"pages_to_copy": (BlockCopy(source=1, destination=2),)},
+    "zero": {"pages_to_zero": (GroupBlocks(blocks=(1,)),)},
+    "storage": {"cache": (StorageOp(op_id=1, verb=StorageVerb.PUT, keys=(b"k",), host_blocks=(1,)),)},
+    "ends": {"aborts": (PlanAbort(row=0, reason="full"),), "retired": (0,), "preempted": (1,)},
+    "nothing": {},
+}
+
+
+@pytest.mark.contract("SP-25")
+@pytest.mark.parametrize("part", PARTS)
+def test_a_plan_needs_the_device_exactly_when_a_part_of_it_is_the_devices(part: str) -> None:
+    plan = ExecutionPlan(round_id=1, **PARTS[part])  # type: ignore[arg-type]
+    assert plan.needs_device() is (part not in ("storage", "ends", "nothing"))
+    stored = PARTS["storage"]["cache"]
+    assert plan._replace(cache=(*plan.cache, *stored)).needs_device() is plan.needs_device()  # type: ignore[misc]
+
+
 @pytest.mark.contract("SP-24", "SP-35")
 def test_a_plan_keeps_its_streams_apart_and_is_equal_after_the_queue() -> None:
     plan = full_plan()
@@ -136,26 +167,43 @@ def test_everything_planned_goes_out_in_the_round_that_planned_it() -> None:
 
 
 @pytest.mark.contract("SP-7", "SP-8", "SP-9", "KM-19", "KM-23")
-def test_over_many_rounds_the_scheduler_is_told_and_asked_no_more_than_it_should_be() -> None:
-    rig = hand_rig()
+@pytest.mark.parametrize("line_s", [0.001, 1000.0], ids=["batch line", "no batch line"])
+@pytest.mark.parametrize("metrics", [True, False])
+def test_over_many_rounds_the_scheduler_is_told_and_asked_no_more_than_it_should_be(
+    metrics: bool, line_s: float
+) -> None:
+    plane = AckingPlane()
+    meter = prometheus_meter(new_registry("m", process=False)) if metrics else NullMeter()
+    settings = Settings(
+        log=LogSettings(interval_s=line_s), scheduler=SchedulerSettings(chunk_tokens=32, max_waiting=64)
+    )
+    rig = hand_rig(specs=attrs.evolve(SPECS, host_parents=33), settings=settings, plane=plane, meter=meter)
     loop, log = spied(rig.loop, "scheduler", "cache_ops", "l3")
-    draw = random.Random(3)
-    for number in range(400):
+    draw, frozen, heads = random.Random(3), False, 0
+    for number in range(250):
+        rig.clock.advance(0.002)
         if draw.random() < 0.1:
-            rig.put(request(f"r{number}", draw.randint(1, 60), max_new=draw.randint(1, 12)))
+            rig.put(request(f"r{number}", [number + 1] * draw.randint(1, 60), max_new=draw.randint(1, 12)))
+        edge = number % 40 == 39
+        if edge:
+            rig.put(ResumeOp(call_id=number) if frozen else PauseOp(call_id=number, mode=PauseMode.KEEP))
+            frozen = not frozen
+        due = edge or (rig.loop.cache_ops.open > 0 and bool(plane.acks) and bool(plane.acks[0]))
         begin = len(log)
         loop.round()
         of_round = log[begin:]
-        assert of_round.count("scheduler.advance_head") <= 1
+        heads += due
+        assert of_round.count("scheduler.advance_head") == due
         assert of_round.count("scheduler.advance") <= 1
         # One for planning, one for the report; a round that admits asks how long the queue is.
         assert of_round.count("scheduler.sizes") <= 2 + ("scheduler.submit" in of_round)
         assert "scheduler.available_lcm_blocks" not in of_round
-        if "scheduler.advance_head" in of_round:
+        if due:
             assert of_round.index("scheduler.advance_head") < of_round.index("scheduler.next_execution_plan")
         if "scheduler.advance" in of_round:
             assert of_round.index("scheduler.advance") > of_round.index("scheduler.next_execution_plan")
     assert log.count("scheduler.advance") > 50
+    assert heads > 20
 
 
 @pytest.mark.contract("KM-24")

@@ -60,7 +60,7 @@ class OneTransfer:
 def test_a_round_calls_its_components_in_the_contracts_order() -> None:
     scheduler = ScriptedScheduler(plans=[ExecutionPlan(round_id=1, batch=one_row_batch(0, 0, [1, 2, 3]))])
     rig = hand_rig(scheduler=scheduler, plane=ScriptedPlane(), l3=StoredOps(), overlap=False)
-    rig.put(request("a", 3), FlushCacheOp(call_id=1), PauseOp(call_id=2, mode=PauseMode.WAIT))
+    rig.put(request("a", 3, max_new=1), FlushCacheOp(call_id=1), PauseOp(call_id=2, mode=PauseMode.WAIT))
     loop, log = spied(rig.loop)
     loop.round()
     once = [
@@ -93,12 +93,46 @@ def test_a_round_calls_its_components_in_the_contracts_order() -> None:
         "scheduler.advance",
         "scheduler.drain_kv_events",
         "kv_events.publish",
+        "plane.release",
         "output.take",
         "frontend.send",
         "control_ops.resolve",
         "control_ops.take_replies",
+        "frontend.reply",
     ]
-    assert order(log, *once) == once
+    assert order(log, *once) == [*once, "frontend.reply"]  # of the flush and of the pause
+    assert log[0] == "frontend.receive"
+
+
+@pytest.mark.contract("RA-19")
+def test_what_the_plan_aborted_is_finished_before_the_round_is_recorded_and_the_others_agree() -> None:
+    plan = ExecutionPlan(
+        round_id=2,
+        batch=one_row_batch(0, 0, [1, 2, 3]),
+        aborts=(PlanAbort(row=1, reason="no pages"),),
+        retired=(1,),
+        cache=(WriteBackOp(op_id=1, group=0, device_blocks=(3,), host_blocks=(0,)),),
+    )
+    scheduler = ScriptedScheduler()
+    rig = hand_rig(scheduler=scheduler, plane=ScriptedPlane())
+    rig.put(request("a", 3), request("b", 3))
+    rig.rounds(1)
+    scheduler.plans.append(plan)
+    loop, log = spied(rig.loop)
+    loop.round()
+    steps = [
+        "scheduler.next_execution_plan",
+        "cache_ops.note",
+        "output.end",
+        "meter.round",
+        "dp_step.idle_forward_due",
+        "output.logprob_plan",
+        "history.seeds",
+        "grammar.plan",
+        "plane.execute",
+    ]
+    assert order(log, *steps) == steps
+    assert rig.link.finish("b") == (3, 503, "no pages")
 
 
 @pytest.mark.contract("RA-49", "RA-50")
@@ -213,6 +247,8 @@ def test_rebalance_and_garbage_hooks_hear_of_every_round_that_forwarded() -> Non
         loop.round()
     assert log.count("eplb.note") == 20
     assert log.count("plane.note_forwarded") == log.count("plane.execute") == 6
+    rounds = [entry for entry in log if entry in ("plane.execute", "eplb.note", "plane.note_forwarded")]
+    assert rounds[:18] == ["plane.execute", "eplb.note", "plane.note_forwarded"] * 6
 
 
 @pytest.mark.contract("RA-46", "DO-6", "DO-7", "DO-8")

@@ -14,8 +14,8 @@ from tokenspeed.control.l3 import AgreedStorage, NoStorage
 from tokenspeed.plane.messages import FlushCacheOp, PauseMode, PauseOp, ResumeOp
 from tokenspeed.plane.operations import DiskWeights, ReleaseMemoryOp, ResumeMemoryOp, UpdateWeightsOp
 from tokenspeed.plane.plan import Dispatch, ExecutionPlan, LoadBackOp, StorageOp, StorageVerb, WriteBackOp
-from tokenspeed.plane.ports import Ticket
-from tokenspeed.plane.results import CacheAcks
+from tokenspeed.plane.ports import Scheduler, Ticket
+from tokenspeed.plane.results import CacheAcks, HeadFacts
 from tokenspeed.settings.model import SchedulerSettings, Settings, StorageSettings
 from tokenspeed.testing import ScriptedPlane
 from tokenspeed.testing.storage import ScriptedStorage
@@ -100,6 +100,49 @@ def test_a_prompt_is_stored_and_comes_back_through_the_round() -> None:
     # The control thread submits, and none of it went through the plane.
     assert executor.threads == {threading.get_ident()}
     assert all(not plan.storage_ops() or plan.needs_device() for plan in plane.plans)
+
+
+@attrs.frozen(eq=False)
+class HeadsNoted:
+    """A scheduler in front of another that keeps what its heads were told."""
+
+    target: Scheduler
+    heads: list[HeadFacts] = attrs.field(factory=list)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.target, name)
+
+    def advance_head(self, facts: HeadFacts) -> None:
+        self.heads.append(facts)
+        self.target.advance_head(facts)
+
+
+@pytest.mark.contract("RA-13", "SP-20", "CT-23", "CT-33")
+def test_each_round_has_one_head_with_its_tick_and_all_that_storage_completed_or_gave_up() -> None:
+    rig, _, executor = storage_rig()
+    stored_prompt(rig, executor)
+    noted = HeadsNoted(rig.loop.scheduler)
+    loop = attrs.evolve(rig.loop, scheduler=noted)
+    executor.now_s, executor.pressure = 7.0, 0.25
+    rig.put(request("b", 40, max_new=2), request("c", [9] * 40, max_new=2))
+    loop.round()
+    first, second = sorted(executor.open)
+    executor.finish(first)
+    executor.cancel(second)
+    for _ in range(4):
+        loop.round()
+    rig.put(PauseOp(call_id=2, mode=PauseMode.KEEP))
+    loop.round()
+    loop.round()
+    ticks = [head.tick for head in noted.heads]
+    assert len(ticks) == 7
+    assert (
+        [tick.forward for tick in ticks if tick] == [tick.storage for tick in ticks if tick] == [True] * 5 + [False] * 2
+    )
+    assert {(tick.now_s, tick.pressure) for tick in ticks if tick} == {(7.0, 0.25)}
+    told = [([done.op_id for done in tick.completed], list(tick.cancelled)) for tick in ticks if tick]
+    assert told[1] == ([first], [second])
+    assert [one for one in told if one != ([], [])] == [told[1]]
 
 
 @pytest.mark.contract("CT-33", "SP-55")

@@ -136,7 +136,6 @@ def test_results_are_python_numbers_in_lists(open_rig: OpenRig) -> None:
         )
         result = landing.result()
     assert [type(token) for token in result.tokens] == [int]
-    assert result.next_inputs == result.tokens
     assert type(result.token_logprobs[0]) is float
     assert {type(i) for i in result.token_top_logprobs[0].ids} == {int}
     assert {type(v) for v in result.prompt_logprobs[0].values} == {float}

@@ -15,7 +15,6 @@ from device_doubles import TIMEOUT_S, CountingWakeup
 from futures_rig import FlowLog, Stage
 from rig import SPECS, Rig, hand_rig, request
 
-from tokenspeed.compose.control import depth_of
 from tokenspeed.device.backends.simulated import Work, open_simulated_backend
 from tokenspeed.device.backends.simulated_model import SimulatedLogprobs, SimulatedModel, SimulatedSampler
 from tokenspeed.device.backends.simulated_roofline import FixedStep
@@ -220,7 +219,7 @@ def test_either_switch_gives_depth_zero(overlap: bool, asynchronous: bool, depth
     settings = Settings(
         device=DeviceSettings(async_scheduling=asynchronous), scheduler=SchedulerSettings(overlap=overlap)
     )
-    assert depth_of(settings) == depth
+    assert settings.in_flight_depth == depth
 
 
 @attrs.define(eq=False)

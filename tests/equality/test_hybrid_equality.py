@@ -18,6 +18,7 @@ from dense_hybrid import hybrid_logits, hybrid_tensors
 from tokenspeed.checkpoint.random_models import open_random_checkpoint
 from tokenspeed.compose.engine import RankEngine, rank_engine
 from tokenspeed.plane.messages import GenerateRequest, SamplingParams, frozen_tokens
+from tokenspeed.plane.results import BlockRemoved
 from tokenspeed.settings.model import (
     CacheSettings,
     DeviceSettings,
@@ -27,7 +28,7 @@ from tokenspeed.settings.model import (
     Settings,
     WritePolicy,
 )
-from tokenspeed.testing import RecordingLink
+from tokenspeed.testing import RecordingLink, RecordingSink
 
 NEW_TOKENS, REQUESTS, SEED = 40, 10, 5
 MARGIN = 1e-3
@@ -120,8 +121,8 @@ def test_greedy_tokens_of_a_hybrid_model_equal_the_reference(
         scheduler=SchedulerSettings(max_num_seqs=8, max_batched_tokens=96, chunk_tokens=chunk, overlap=overlap),
         cache=cache,
     )
-    link, wanted = RecordingLink(), prompts()
-    with rank_engine(settings, connect=lambda info, wakeup: link) as engine:
+    link, wanted, told = RecordingLink(), prompts(), RecordingSink()
+    with rank_engine(settings, connect=lambda info, wakeup: link, kv_sink=told) as engine:
         counters = drive(engine, link, wanted)
         scheduler = engine.loop.scheduler
         assert scheduler.sizes().held == 0
@@ -131,6 +132,8 @@ def test_greedy_tokens_of_a_hybrid_model_equal_the_reference(
             assert len(got) == NEW_TOKENS
             assert shortfall(tuple(ids), tuple(got)) < MARGIN, rid
     assert sum(counters.preempted.values()) > 0
+    evicted = sum(len(event.hashes) for events in told.batches for event in events if isinstance(event, BlockRemoved))
+    assert (evicted > 10) == cache.prefix
     assert (counters.cached_tokens >= 64) == cache.prefix
     assert (counters.suspended > 0) == bool(cache.images)
     assert (counters.overlapped > 0) == overlap

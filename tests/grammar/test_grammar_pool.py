@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 
 import attrs
 import numpy as np
@@ -67,10 +69,16 @@ class Trial:
     gate: threading.Event
     refuses: tuple[str, ...] = ()
     at_work: threading.Event = attrs.field(factory=threading.Event)
+    prepared: threading.Event = attrs.field(factory=threading.Event)
     killed: threading.Event = attrs.field(factory=threading.Event)
 
     def start(self) -> None:
         return None
+
+    def prepare(self, vocabulary: Vocabulary) -> None:
+        self.prepared.set()
+        if "" in self.refuses:
+            raise GrammarRefused("there is no library")
 
     def attempt(self, source: GrammarSource, vocabulary: Vocabulary) -> None:
         self.at_work.set()
@@ -208,6 +216,54 @@ def test_compiling_happens_on_named_threads_that_start_with_the_first_grammar_an
     rig.verdicts(3)
     rig.pool.close()
     assert not _threads()
+
+
+def test_a_pool_that_is_warmed_has_loaded_all_when_the_first_grammar_comes() -> None:
+    rig = Rig(workers=2)
+    rig.gate.set()
+    rig.pool.warm(0.0)
+    rig.pool.warm(0.0)
+    until(lambda: rig.trials and rig.trials[0].prepared.is_set())
+    handle = rig.pool.submit(text(7))
+    assert rig.verdicts(1)[handle].error == ""
+    assert (len(rig.loads), len(rig.trials)) == (1, 1)
+    rig.pool.close()
+
+
+def test_a_grammar_does_not_wait_for_the_time_at_which_a_pool_would_be_warmed() -> None:
+    rig = Rig()
+    rig.gate.set()
+    rig.pool.warm(1e6)
+    handle = rig.pool.submit(text(7))
+    assert rig.verdicts(1)[handle].error == ""
+    assert not rig.trials[0].prepared.is_set()
+    rig.pool.close()
+
+
+def test_a_pool_that_is_closed_before_it_is_warmed_joins_its_thread() -> None:
+    rig = Rig()
+    rig.pool.warm(1e6)
+    rig.pool.close()
+    rig.pool.warm(0.0)
+    assert (_threads(), rig.loads) == ([], [])
+
+
+def test_what_fails_when_it_is_loaded_ahead_is_left_to_the_first_grammar(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(refuses=("",))
+    rig.gate.set()
+    rig.pool.warm(0.0)
+    until(lambda: rig.trials and rig.trials[0].prepared.is_set())
+    handle = rig.pool.submit(text(7))
+    assert rig.verdicts(1)[handle].error == ""
+    assert "there is no library" in caplog.text
+    rig.pool.close()
+
+
+def until(look: Callable[[], object]) -> None:
+    wanted = time.monotonic() + WAIT_S
+    while not look():
+        assert time.monotonic() < wanted
+        threading.Event().wait(0.001)
 
 
 def _threads() -> list[str]:

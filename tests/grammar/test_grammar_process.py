@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import attrs
 import pytest
 
 from tokenspeed.grammar.backend import GrammarRefused
+from tokenspeed.grammar.child import WHOLE
 from tokenspeed.grammar.limits import GrammarLimits
-from tokenspeed.grammar.process import CompileProcess
+from tokenspeed.grammar.process import COMMAND, CompileProcess
 from tokenspeed.grammar.vocabulary import Vocabulary
 from tokenspeed.plane.grammar import GrammarSource
 
@@ -79,6 +84,56 @@ class Dying(CompileProcess):
 
     def start(self) -> None:
         return None
+
+
+def heavy_of(process: CompileProcess) -> bool:
+    assert process.state.process is not None
+    return "libtorch" in Path(f"/proc/{process.state.process.pid}/maps").read_text(encoding="utf-8")
+
+
+def test_the_process_does_without_torch(process: CompileProcess) -> None:
+    process.prepare(BYTES)
+    assert not heavy_of(process)
+
+
+@pytest.mark.slow
+def test_the_process_works_with_torch_where_a_name_alone_does_not_do() -> None:
+    whole = Whole(limits=PATIENT)
+    try:
+        whole.attempt(regex("[a-z]{3}"), BYTES)
+        with pytest.raises(GrammarRefused):
+            whole.attempt(regex("["), BYTES)
+        assert heavy_of(whole)
+    finally:
+        whole.close()
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Whole(CompileProcess):
+    """As after a library that did not make do with names."""
+
+    command: tuple[str, ...] = (*COMMAND, WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("body", "works"),
+    [
+        ("import torch\nfrom torch import Tensor\ndef f(x: torch.Tensor = torch.tensor(-1)) -> Tensor: ...", True),
+        ("import torch.nn.functional", False),
+        ("import torch\ntorch.__version__.split('.')", False),
+    ],
+)
+def test_a_library_that_needs_more_than_names_says_so_when_it_is_imported(
+    tmp_path: Path, body: str, works: bool
+) -> None:
+    (tmp_path / "user.py").write_text(body)
+    job = "import sys; from tokenspeed.grammar.light_import import import_without;"
+    job += " import_without(('torch',), ('tokenspeed.version', 'user')); print('in')"
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    made = subprocess.run(
+        [sys.executable, "-c", job], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert (made.returncode == 0, made.stdout) == (works, "in\n" if works else "")
 
 
 def test_a_closed_one_refuses_and_leaves_no_process() -> None:

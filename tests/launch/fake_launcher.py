@@ -11,8 +11,9 @@ import attrs
 
 from tokenspeed.checkpoint.progress import Progress
 from tokenspeed.checkpoint.sources import CheckpointKind, ResolvedModel
-from tokenspeed.launch.family import Patience
-from tokenspeed.launch.serve import Programs, serve
+from tokenspeed.launch.serve import serve
+from tokenspeed.launch.starter import Programs
+from tokenspeed.launch.supervisor import GracePeriods
 from tokenspeed.settings.model import (
     ModelSettings,
     ParallelSettings,
@@ -26,7 +27,7 @@ PROGRAMS = Programs(
     rank=(sys.executable, "-P", str(HERE / "fake_rank.py")),
     frontend=(sys.executable, "-P", str(HERE / "fake_frontend.py")),
 )
-PATIENCE = Patience(frontend_s=20.0, ranks_s=20.0, hurried_s=0.5)
+GRACE = GracePeriods(frontend_s=20.0, ranks_s=20.0, second_signal_s=0.5)
 
 
 @attrs.frozen
@@ -56,7 +57,7 @@ def toy_settings(scratch: Path, *, ranks: str = "ok", frontend: str = "ok", hand
 
 
 def toy_serve(settings: Settings, *, out: TextIO, err: TextIO, **options: Any) -> int:
-    fields: dict[str, Any] = {"patience": PATIENCE, "programs": PROGRAMS, "resolve": resolve, **options}
+    fields: dict[str, Any] = {"grace": GRACE, "programs": PROGRAMS, "resolve": resolve, **options}
     return serve(settings, progress=Lines(out), out=out, err=err, **fields)
 
 

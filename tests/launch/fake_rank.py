@@ -17,7 +17,7 @@ import attrs
 from tokenspeed.checkpoint.progress import Progress
 from tokenspeed.errors import ModelError
 from tokenspeed.launch.child import Parent, run_child
-from tokenspeed.launch.orders import RankOrder
+from tokenspeed.launch.messages import StartRank
 from tokenspeed.launch.rank_main import run_rank
 from tokenspeed.plane.messages import EngineInfo, Finish, GenerateRequest, OutputBatch
 from tokenspeed.plane.ports import FrontendLink, Wakeup
@@ -101,10 +101,10 @@ def echo(request: GenerateRequest) -> OutputBatch:
     )
 
 
-def builder(order: RankOrder) -> Callable[..., Any]:
+def builder(start: StartRank) -> Callable[..., Any]:
     """What this rank does is written in the model's source: ``random:CONDUCT0,CONDUCT1,…``."""
-    conduct = order.settings.model.source.removeprefix("random:").split(",")[order.index]
-    scratch = Path(order.settings.model.cache_dir or ".")
+    conduct = start.settings.model.source.removeprefix("random:").split(",")[start.index]
+    scratch = Path(start.settings.model.cache_dir or ".")
 
     @contextmanager
     def build(
@@ -116,7 +116,7 @@ def builder(order: RankOrder) -> Callable[..., Any]:
         own_process: bool,
         meter_for: object,
     ) -> Generator[EchoEngine, None, None]:
-        (scratch / f"rank{order.index}.pid").write_text(str(os.getpid()))
+        (scratch / f"rank{start.index}.pid").write_text(str(os.getpid()))
         match conduct:
             case "raise":
                 raise ModelError("weights.safetensors: tensor lm_head.weight is missing")
@@ -143,14 +143,14 @@ def builder(order: RankOrder) -> Callable[..., Any]:
         engine = EchoEngine(link=link, wakeup=wakeup, conduct=conduct)
         yield engine
         link.close()
-        (scratch / f"rank{order.index}.closed").write_text("closed in good order")
+        (scratch / f"rank{start.index}.closed").write_text("closed in good order")
 
     return build
 
 
-def work(parent: Parent, order: RankOrder) -> None:
-    run_rank(parent, order, builder(order))
+def work(parent: Parent, start: StartRank) -> None:
+    run_rank(parent, start, builder(start))
 
 
 if __name__ == "__main__":
-    sys.exit(run_child(sys.argv, RankOrder, work))
+    sys.exit(run_child(sys.argv, StartRank, work))

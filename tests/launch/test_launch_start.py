@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 import zmq
-from fake_launcher import PATIENCE, PROGRAMS, resolve, toy_serve, toy_settings
+from fake_launcher import GRACE, PROGRAMS, resolve, toy_serve, toy_settings
 from process_facts import all_gone, ended
 from raw_frontend import RawFrontend, add
 
 from tokenspeed.errors import SettingsError
-from tokenspeed.launch.family import Family, Left
-from tokenspeed.launch.orders import Failed
-from tokenspeed.launch.serve import ChildFailed, Launch, start_rank_host, start_rust_host
+from tokenspeed.launch.deployment import ChildFailed, Deployment
+from tokenspeed.launch.messages import Failed
 from tokenspeed.launch.signals import open_signal_pipe
+from tokenspeed.launch.starter import start_rank_host, start_rust_host
+from tokenspeed.launch.supervisor import ChildExited, Supervisor
 from tokenspeed.settings.model import ServerSettings, Settings
 
 
@@ -110,46 +111,46 @@ def test_a_frontend_that_ends_unasked_ends_the_deployment_with_an_error(
 @pytest.mark.contract("SS-8")
 def test_the_main_call_is_unwound_by_an_exception(tmp_path: Path) -> None:
     pipe = open_signal_pipe()
-    family = Family(signals=pipe, patience=PATIENCE)
+    supervisor = Supervisor(signals=pipe, grace=GRACE)
     settings = toy_settings(tmp_path, ranks="raise")
-    ranks = start_ranks(family, settings)
-    launch = Launch(family=family, ranks=ranks, frontend=None, progress=Silent())
+    ranks = start_ranks(supervisor, settings)
+    deployment = Deployment(supervisor=supervisor, ranks=ranks, frontend=None, progress=Silent())
     with pytest.raises(ChildFailed, match="rank 0: weights"):
-        launch.until_ready()
-    family.close()
+        deployment.until_ready()
+    supervisor.close()
     pipe.close()
 
 
 @pytest.mark.contract("SS-6")
 def test_watching_reports_a_failure_and_leaves_the_other_rank_alive_to_the_cleanup(tmp_path: Path) -> None:
     pipe = open_signal_pipe()
-    family = Family(signals=pipe, patience=PATIENCE)
+    supervisor = Supervisor(signals=pipe, grace=GRACE)
     settings = toy_settings(tmp_path, ranks="raise,hang")
-    ranks = start_ranks(family, settings)
-    launch = Launch(family=family, ranks=ranks, frontend=None, progress=Silent())
+    ranks = start_ranks(supervisor, settings)
+    deployment = Deployment(supervisor=supervisor, ranks=ranks, frontend=None, progress=Silent())
     with pytest.raises(ChildFailed):
-        launch.until_ready()
-    assert ranks[1] in family.living
+        deployment.until_ready()
+    assert ranks[1] in supervisor.running
     os.kill(ranks[1].process.pid, 0)
-    family.close()
-    assert family.living == ()
-    assert family.state.left["rank 1"] == 0
+    supervisor.close()
+    assert supervisor.running == ()
+    assert supervisor.state.exit_statuses["rank 1"] == 0
     pipe.close()
 
 
 @pytest.mark.contract("SS-9")
 def test_a_second_close_and_late_signals_do_not_disturb_the_first(tmp_path: Path) -> None:
     pipe = open_signal_pipe()
-    family = Family(signals=pipe, patience=PATIENCE)
-    start_ranks(family, toy_settings(tmp_path, ranks="hang"))
-    reports = family.hear()
-    assert reports
+    supervisor = Supervisor(signals=pipe, grace=GRACE)
+    start_ranks(supervisor, toy_settings(tmp_path, ranks="hang"))
+    events = supervisor.wait_events()
+    assert events
     for _ in range(50):
         pipe.wake()
-    family.close()
-    family.close()
-    assert family.state.left == {"rank 0": 0}
-    assert family.state.faults == {}
+    supervisor.close()
+    supervisor.close()
+    assert supervisor.state.exit_statuses == {"rank 0": 0}
+    assert supervisor.state.faults == {}
     pipe.close()
 
 
@@ -157,8 +158,8 @@ def test_a_second_close_and_late_signals_do_not_disturb_the_first(tmp_path: Path
 def test_a_start_that_fails_halfway_ends_what_was_started(tmp_path: Path) -> None:
     started: list[int] = []
 
-    def one_then_nothing(family: Family, settings: Settings, resolved: Any, **fields: Any) -> Any:
-        started.extend(child.process.pid for child in start_rank_host(family, settings, resolved, **fields))
+    def one_then_nothing(supervisor: Supervisor, settings: Settings, resolved: Any, **fields: Any) -> Any:
+        started.extend(child.process.pid for child in start_rank_host(supervisor, settings, resolved, **fields))
         raise OSError("no more processes")
 
     err = io.StringIO()
@@ -168,17 +169,17 @@ def test_a_start_that_fails_halfway_ends_what_was_started(tmp_path: Path) -> Non
     assert all(ended(pid, 0.0) for pid in started)
 
 
-def test_a_child_that_ended_is_heard_behind_its_last_words(tmp_path: Path) -> None:
+def test_the_exit_of_a_child_comes_behind_its_last_message(tmp_path: Path) -> None:
     pipe = open_signal_pipe()
-    family = Family(signals=pipe, patience=PATIENCE)
-    start_ranks(family, toy_settings(tmp_path, ranks="raise"))
-    heard: list[Any] = []
-    while not any(isinstance(report, Left) for report in heard):
-        heard += family.hear(20.0)
-    words = [getattr(report, "message", None) for report in heard]
-    assert isinstance(words[0], Failed)
-    assert heard[-1].status == 1
-    family.close()
+    supervisor = Supervisor(signals=pipe, grace=GRACE)
+    start_ranks(supervisor, toy_settings(tmp_path, ranks="raise"))
+    events: list[Any] = []
+    while not any(isinstance(event, ChildExited) for event in events):
+        events += supervisor.wait_events(20.0)
+    messages = [getattr(event, "message", None) for event in events]
+    assert isinstance(messages[0], Failed)
+    assert events[-1].status == 1
+    supervisor.close()
     pipe.close()
 
 
@@ -206,9 +207,9 @@ def test_both_ways_to_serve_start_their_ranks_through_one_function(tmp_path: Pat
     assert start_rust_host is start_rank_host
     calls: list[str | None] = []
 
-    def counted(family: Family, settings: Settings, resolved: Any, **fields: Any) -> Any:
+    def counted(supervisor: Supervisor, settings: Settings, resolved: Any, **fields: Any) -> Any:
         calls.append(fields["handshake"])
-        return start_rank_host(family, settings, resolved, **fields)
+        return start_rank_host(supervisor, settings, resolved, **fields)
 
     ours, foreign = tmp_path / "ours", tmp_path / "foreign"
     ours.mkdir()
@@ -247,8 +248,8 @@ class Silent:
         return None
 
 
-def start_ranks(family: Family, settings: Settings) -> Any:
+def start_ranks(supervisor: Supervisor, settings: Settings) -> Any:
     resolved = resolve(settings.model, Silent())
     return start_rank_host(
-        family, settings, resolved, count=settings.parallel.data, handshake=None, program=PROGRAMS.rank
+        supervisor, settings, resolved, count=settings.parallel.data, handshake=None, program=PROGRAMS.rank
     )

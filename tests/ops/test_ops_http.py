@@ -51,6 +51,20 @@ def test_control_routes_take_the_admin_key_and_no_other(server: OpsServer, path:
     assert server.admin.get("/v1/models").status_code == 200
 
 
+def test_trainers_and_load_clients_are_told_what_to_load_the_model_and_its_tokenizer_by(server: OpsServer) -> None:
+    for path in ("/model_info", "/get_model_info", "/server_info", "/get_server_info"):
+        told = server.user.get(path).json()
+        assert (told["model_path"], told["tokenizer_path"]) == (BASE, BASE)
+        assert told["served_model_name"] == BASE.removeprefix("random:")
+    told = server.user.get("/model_info").json()
+    assert (told["is_generation"], told["weight_version"]) == (
+        True,
+        server.user.get("/weight_info").json()["weight_version"],
+    )
+    (listed,) = server.user.get("/v1/models").json()["data"]
+    assert (listed["id"], listed["root"]) == (BASE.removeprefix("random:"), BASE)
+
+
 @pytest.mark.parametrize("prompt", [[5], [5, 6]])
 def test_an_echoed_prompt_of_one_token_is_scored_like_a_longer_one(server: OpsServer, prompt: list[int]) -> None:
     body = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 2, "ignore_eos": True}

@@ -35,12 +35,39 @@ def test_rounds_of_the_benchmark_give_every_request_its_token(rounds: ModuleType
 
 
 def test_a_long_prompt_of_the_benchmark_misses_once_and_then_hits(rounds: ModuleType) -> None:
-    row = rounds.long_row(64, repeats=1)
-    assert min(row[name] for name in ("submit_us", "admit_us", "hit_submit_us", "hit_admit_us")) > 0
+    miss, hit = rounds.long_rows(64, repeats=1)
+    assert (miss["what"], hit["what"]) == ("long prompt, miss", "long prompt, hit")
+    assert all(0 < row["submit_us"] < row["min_us"] <= row["median_us"] for row in (miss, hit))
+    keys = {"engine", "n", "context", "block", "median_us", "min_us"}
+    assert all(keys <= row.keys() for row in (miss, hit))
 
 
 def test_a_waiting_request_takes_less_than_two_kilobytes_beside_its_tokens(rounds: ModuleType) -> None:
-    assert 0 < rounds.waiting_bytes(count=512)["bytes_each"] < 2000
+    assert 0 < rounds.waiting_bytes(count=512) < 2000
+
+
+SILENT, MUTE = "#!/bin/sh\nexec sleep 60\n", '#!/bin/sh\necho \'{"engine": "mute"}\'\nexec sleep 60\n'
+
+
+def test_a_peer_that_ends_or_says_nothing_is_named_and_left_out(
+    rounds: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pythons = {"ends": "/bin/false", "absent": str(tmp_path / "no-such-python")}
+    for name, script in (("silent", SILENT), ("mute", MUTE)):
+        path = tmp_path / name
+        path.write_text(script)
+        path.chmod(0o755)
+        pythons[name] = str(path)
+    with rounds.open_peers(pythons, limit_s=0.3) as peers:
+        assert [peer.engine for peer in peers.live] == ["mute"]
+        assert [row["engine"] for row in rounds.round_rows(2, 64, 16, staggered=False, peers=peers)] == [
+            rounds.ENGINE,
+            rounds.LOOP,
+        ]
+        assert peers.live == []
+    said = capfd.readouterr().err
+    assert all(f"{name}: does not start" in said for name in ("ends", "absent", "silent"))
+    assert "mute: no answer in 0.3 s; left out" in said
 
 
 @pytest.fixture(name="books")

@@ -15,7 +15,7 @@ from toy_groups import VOCAB, Device, Taste, is_stop, oracle, plain, taste_of, t
 from toy_host import ToyHost, written_blocks
 
 from tokenspeed.plane.messages import Finish
-from tokenspeed.plane.plan import FROM_DEVICE, ExecutionPlan, ForwardBatch, Sampling, int32
+from tokenspeed.plane.plan import FROM_DEVICE, ExecutionPlan, ForwardBatch, Sampling, SnapshotOp, int32
 from tokenspeed.plane.ports import SchedulingPolicy
 from tokenspeed.plane.results import (
     AllBlocksCleared,
@@ -35,6 +35,7 @@ from tokenspeed.scheduler.groups import model_groups
 from tokenspeed.scheduler.policy import Fcfs
 from tokenspeed.scheduler.prefix_index import PrefixIndex
 from tokenspeed.scheduler.scheduler import PagedScheduler
+from tokenspeed.scheduler.states import State
 
 
 def config(**changes: object) -> SchedulerConfig:
@@ -205,12 +206,18 @@ class Rig:
             self._finish(request, Finish.ABORT)
         for row in plan.preempted:
             self.by_row[row].preempted += 1
+        # One image for each victim that has one (KM-10).
+        imaged = [row for row in plan.preempted if self.scheduler.life.of(row) is State.IMAGING]
+        assert sum(isinstance(op, SnapshotOp) for op in plan.device_ops()) == len(imaged)
         for row in plan.retired:
             request = self.by_row.pop(row)
             assert request.finish is not Finish.RUNNING
             assert not self.scheduler.holds(row)
             request.retired = True
             self.table.free(row)
+        for row in plan.seated:
+            # What a client is told of its prompt, also when it comes back with tokens of its own.
+            assert self.table.schedule.cached[row] < len(self.by_row[row].prompt)
         in_use = set().union(*(blocks for _, _, blocks in self.queue)) if self.queue else set()
         assert not in_use & zeroed(plan)
         copied = {(copy.group, copy.destination) for copy in plan.pages_to_copy}

@@ -88,7 +88,7 @@ def test_what_a_decode_node_has_in_its_cache_is_not_sent_again() -> None:
     both.check()
 
 
-@pytest.mark.contract("SP-30", "SP-31")
+@pytest.mark.contract("SP-26", "SP-30", "SP-31")
 def test_streams_need_no_batch_slot_and_go_out_beside_a_full_batch_or_without_one() -> None:
     both = pair(max_num_seqs=3, max_batched_tokens=3, chunk_tokens=3, num_pages=65)
     both.new(prompt(5), max_new=20)
@@ -101,12 +101,25 @@ def test_streams_need_no_batch_slot_and_go_out_beside_a_full_batch_or_without_on
     both.decode.rig.new(prompt(7, seed=2), max_new=3)
     plan = both.decode.round()
     assert plan.batch is not None
-    assert len(plan.remote_prefill) == 1
+    (stream,) = plan.remote_prefill
+    # The model's part says nothing of it.
+    assert stream.row not in plan.batch.rows.tolist()
+    assert plan.batch.num_tokens == len(plan.batch.rows) == 2
     idle = build(role=Role.DECODE)
     idle.new(prompt(7))
     plan = idle.plan()
     assert plan.batch is None
     assert plan.needs_device()
+    # On the other node, beside a forward that has no room for another token.
+    sending = build(role=Role.PREFILL, max_batched_tokens=8, chunk_tokens=8)
+    for seed in range(2):
+        sending.new(prompt(8 + 24 * seed, seed=seed), max_new=3)
+    sending.round()
+    plan = sending.plan()
+    assert plan.batch is not None
+    assert plan.batch.num_tokens == 8
+    assert [other.row for other in plan.remote_decode] == [sending.requests[0].row]
+    assert plan.batch.rows.tolist() == [sending.requests[1].row]
 
 
 @pytest.mark.contract("SP-29", "SP-34")

@@ -73,10 +73,17 @@ def test_one_plan_stores_all_of_a_victim_and_gives_its_blocks_and_its_slot_away(
     assert snapshot.slot == slot
     assert rig.table.schedule.slot[new.row] == -1
     assert not set(stored) & set(rig.scheduler.snapshot().references)
-    # The last slot that was left is the first to be taken.
-    late = rig.new(prompt(3), max_new=1)
+    # It can be given to the next one that comes while the image is being stored: here, the victim itself.
+    assert slot in rig.scheduler.residents.state.empty_slots
     rig.abort(old)
+    late = rig.new(prompt(3), max_new=1)
     rig.run(until=lambda: bool(late.forwards))
+    (restore,) = rig.host.of(RestoreOp)
+    assert isinstance(restore, RestoreOp)
+    assert restore.slot == rig.table.schedule.slot[new.row]
+    assert {restore.slot, int(rig.table.schedule.slot[late.row])} == {0, 1}
+    rig.run()
+    rig.check_tokens()
 
 
 @POLICIES

@@ -9,6 +9,7 @@ from scheduler_rig import Rig, build, config, prompt, zeroed
 from tokenspeed.errors import SettingsError
 from tokenspeed.plane.messages import Finish
 from tokenspeed.plane.plan import FROM_DEVICE
+from tokenspeed.plane.results import BlockRemoved
 from tokenspeed.scheduler.config import Role
 
 
@@ -19,6 +20,31 @@ def rows_of(rig: Rig) -> dict[int, tuple[int, int]]:
         return {}
     spans = zip(batch.starts.tolist(), batch.counts.tolist(), strict=True)
     return dict(zip(batch.rows.tolist(), spans, strict=True))
+
+
+@pytest.mark.contract("SP-6")
+def test_a_plan_lists_who_came_and_went_and_what_it_evicted_is_told() -> None:
+    rig = build(num_pages=12, page_tokens=4, max_num_seqs=1, chunk_tokens=64)
+    old = rig.new(prompt(12, seed=9), max_new=1)
+    rig.round()
+    known = set(rig.scheduler.snapshot().index)
+    assert len(known) == 3
+    new = rig.new(prompt(40), max_new=1)
+    rig.events.clear()
+    assert rig.scheduler.holds(old.row)
+    plan = rig.plan()
+    # It dropped the one, seated the other in the same slot, and took blocks that were findable until then.
+    assert (plan.retired, plan.seated) == ((old.row,), (new.row,))
+    assert not rig.scheduler.holds(old.row)
+    assert plan.batch is not None
+    assert plan.batch.slots.tolist() == [0]
+    gone = known - set(rig.scheduler.snapshot().index)
+    assert len(gone) == 2
+    rig.land()
+    removed = [event for event in rig.events if isinstance(event, BlockRemoved)]
+    assert {name for event in removed for name in event.hashes} == gone
+    rig.run()
+    rig.check_tokens()
 
 
 @pytest.mark.contract("SP-6")
@@ -36,9 +62,10 @@ def test_a_plan_lists_what_building_it_changed() -> None:
     assert plan.batch.input_ids.tolist() == prompt(20)[:16]
     assert rig.table.schedule.scheduled[request.row] == 16
     assert rig.table.schedule.landed[request.row] == 0
-    rig.run()
-    (last,) = rig.run() or [rig.plan()]
-    assert last.batch is None
+    rig.land()
+    plans = rig.run()
+    assert [row for plan in plans for row in plan.retired] == [request.row]
+    assert rig.plan().retired == ()
 
 
 def test_a_prompt_is_computed_in_chunks_and_only_the_last_is_sampled() -> None:
@@ -206,7 +233,6 @@ def test_pages_of_new_owners_are_listed_for_zeroing_where_the_group_needs_it(zer
     rig.check_tokens()
 
 
-@pytest.mark.contract("SP-26")
 def test_a_steady_decode_round_hands_out_the_same_arrays_of_constants() -> None:
     rig = build(num_pages=60)
     for seed in range(3):

@@ -9,6 +9,7 @@ from tokenspeed.plane.messages import Finish
 from tokenspeed.plane.plan import ExecutionPlan
 from tokenspeed.scheduler.config import Retraction
 from tokenspeed.scheduler.policy import AgedPriority
+from tokenspeed.scheduler.seniority import Seniority
 
 ABORTING = (Retraction.SNAPSHOT, Retraction.ABORT)
 
@@ -17,7 +18,7 @@ def victims(plans: list[ExecutionPlan]) -> list[int]:
     return [row for plan in plans for row in plan.preempted]
 
 
-@pytest.mark.contract("SP-42")
+@pytest.mark.contract("SP-6", "SP-42")
 @pytest.mark.parametrize("depth", [0, 1])
 def test_of_two_long_decodes_in_a_small_pool_the_later_is_retracted_and_both_finish_right(depth: int) -> None:
     rig = build(num_pages=12, page_tokens=4, max_num_seqs=2, chunk_tokens=64, overlap_schedule_depth=depth)
@@ -30,7 +31,7 @@ def test_of_two_long_decodes_in_a_small_pool_the_later_is_retracted_and_both_fin
     rig.check_idle()
 
 
-@pytest.mark.contract("SP-47", "KM-12")
+@pytest.mark.contract("SP-47")
 def test_a_retracted_request_returns_by_itself_with_its_tokens_ahead_of_those_that_never_ran() -> None:
     rig = build(num_pages=12, page_tokens=4, max_num_seqs=2, chunk_tokens=64)
     rig.new(prompt(8), max_new=24)
@@ -110,7 +111,7 @@ def test_many_requests_in_a_pool_far_too_small_all_end_in_bounded_rounds() -> No
             rig.check_idle()
 
 
-@pytest.mark.contract("SP-41", "SP-46")
+@pytest.mark.contract("SP-6", "SP-41", "SP-46")
 @pytest.mark.parametrize("depth", [0, 1])
 def test_without_a_way_back_the_newest_resident_is_ended_and_its_pages_are_free_in_that_plan(depth: int) -> None:
     rig = build(
@@ -221,6 +222,51 @@ def test_a_victim_that_ends_while_it_yields_is_not_retracted() -> None:
     rig.abort(later)
     rig.run()
     assert later.preempted == 0
+    rig.check_tokens()
+    rig.check_idle()
+
+
+def test_a_request_keeps_its_first_date_of_admission_so_that_the_eldest_of_two_victims_gets_on() -> None:
+    seniority = Seniority()
+    elder, later, third = 7, 3, 5
+    for row in (elder, later, third):
+        seniority.note_admitted(row)
+    assert max((elder, later, third), key=seniority.as_victim) == third
+    # The elder gave way and is back: it is spared while another can go, and is no newcomer after that.
+    seniority.note_retracted(elder)
+    seniority.note_admitted(elder)
+    assert max((elder, later), key=seniority.as_victim) == later
+    assert max((elder, later, third), key=seniority.admitted) == third
+    seniority.note_retracted(later)
+    seniority.note_admitted(later)
+    assert max((elder, later), key=seniority.as_victim) == later
+    assert seniority.was_retracted(elder)
+    # One that has ended leaves nothing to the next request in its row.
+    seniority.forget(elder)
+    seniority.note_admitted(elder)
+    assert not seniority.was_retracted(elder)
+    assert max((elder, later, third), key=seniority.admitted) == elder
+
+
+@pytest.mark.parametrize("headroom", [0, 16])
+def test_a_retracted_request_comes_back_with_headroom_only_or_another_has_to_give_way_to_it(headroom: int) -> None:
+    rig = build(
+        num_pages=14,
+        page_tokens=4,
+        max_num_seqs=3,
+        chunk_tokens=64,
+        resume_headroom_tokens=headroom,
+        prefix=False,
+    )
+    elder, short, victim = (rig.new(prompt(8, seed=at), max_new=new) for at, new in enumerate((40, 14, 40)))
+    rig.run(until=lambda: victim.preempted > 0)
+    away = victim.forwards
+    rig.run(until=lambda: victim.forwards > away)
+    # There was room for its own tokens once the short one had gone, and for more only after the elder.
+    assert short.finish is Finish.LENGTH
+    assert (elder.finish is Finish.LENGTH) == (headroom > 0)
+    rig.run()
+    assert (elder.preempted, victim.preempted) == (int(not headroom), 1)
     rig.check_tokens()
     rig.check_idle()
 

@@ -172,6 +172,25 @@ def test_the_head_is_the_smallest_key_whatever_came_and_went(policy: SchedulingP
     assert len(queue.state.heap) + len(queue.state.old) <= 6 * len(queue) + 200
 
 
+def test_retracted_requests_come_back_ahead_of_all_others_the_first_to_be_retracted_first_then_the_elder() -> None:
+    table = request_table(slots=1, max_len=8)
+    queue = WaitingQueue(table=table, policy=AgedPriority())
+    fresh, late, young, old, gone = (
+        table.add(rid=f"r{at}", tokens=int32([1]), max_new=1, sampling=Sampling(), priority=-at) for at in range(5)
+    )
+    queue.add(fresh, round_id=0)
+    queue.give_back(late, round_id=8, stamp=1)
+    queue.give_back(young, round_id=5, stamp=9)
+    queue.give_back(gone, round_id=2, stamp=7)
+    queue.give_back(old, round_id=5, stamp=4)
+    queue.remove(gone)
+    served = []
+    while (head := queue.head()) is not None:
+        served.append(head)
+        queue.remove(head)
+    assert served == [old, young, late, fresh]
+
+
 def test_a_row_that_is_used_again_does_not_inherit_a_place() -> None:
     table = request_table(slots=1, max_len=8)
     queue = WaitingQueue(table=table, policy=Fcfs())

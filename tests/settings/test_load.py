@@ -78,6 +78,13 @@ def test_every_fault_of_a_file_is_told_at_once_with_its_line() -> None:
         ("cache:\nprefix: true\n", "s.yaml:2: prefix: unknown key; did you mean cache.prefix?"),
         ("max_model_len: 4\n", "s.yaml:1: max_model_len: unknown key; did you mean model.max_len_tokens?"),
         (
+            'server:\n  allowed_origins: ["*", "https://a.b/"]\n',
+            (
+                "s.yaml:2: server.allowed_origins: expected a list of origins as https://chat.example or"
+                " http://localhost:3000, without a path and in small letters, or *; got 'https://a.b/'"
+            ),
+        ),
+        (
             "model:\n  max-model-len: 4\n",
             "s.yaml:2: model.max-model-len: unknown key; did you mean model.max_len_tokens?",
         ),

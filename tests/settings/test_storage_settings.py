@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tokenspeed.errors import SettingsError
-from tokenspeed.launch.serve import patience_for
+from tokenspeed.launch.serve import grace_for
 from tokenspeed.settings.load import load_settings
 from tokenspeed.settings.model import StorageKind
 
@@ -41,5 +41,5 @@ def test_storage_with_more_than_one_pipeline_stage_is_refused_naming_both() -> N
 
 
 def test_a_launcher_gives_ranks_the_time_to_finish_what_they_store() -> None:
-    plain, storing = patience_for(load_settings()), patience_for(load_settings(sets=[*FILES, "storage.shutdown_s=30"]))
+    plain, storing = grace_for(load_settings()), grace_for(load_settings(sets=[*FILES, "storage.shutdown_s=30"]))
     assert storing.ranks_s == plain.ranks_s + 30

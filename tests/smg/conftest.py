@@ -9,6 +9,8 @@ import pytest
 from smg_rig import INSTALLED, MISSING, REQUIRED, Lane, engine, gateway
 
 HERE = Path(__file__).parent
+HEARD = ("--set", "kv_events.endpoint=tcp://127.0.0.1:*")
+"""The gateway takes a registration that names a feed of cache events, though this lane has no use for it."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,7 +29,7 @@ def lane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lane]:
     scratch = tmp_path_factory.mktemp("lane")
     with (
         gateway(scratch, "--enable-rl", "--load-monitor-interval", "1") as front,
-        engine(front.worker, scratch / "engine.log", "--max-waiting", "6") as back,
+        engine(front.worker, scratch / "engine.log", "--max-waiting", "6", *HEARD) as back,
     ):
         front.ready(back)
         yield Lane(gateway=front, engine=back)

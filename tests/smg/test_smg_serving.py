@@ -108,15 +108,15 @@ def test_alternatives_come_with_every_token_the_chosen_one_among_them(lane: Lane
     assert [entry["logprob"] for entry in streamed] == [entry["logprob"] for entry in whole]
 
 
-@pytest.mark.parametrize("start", [0, 20])
-def test_log_probabilities_of_a_prompt_come_with_its_tokens(lane: Lane, start: int) -> None:
-    ids = list(range(1, 40))  # more than one chunk
+@pytest.mark.parametrize(("count", "start"), [(39, 0), (39, 20), (1, 0)])
+def test_log_probabilities_of_a_prompt_come_with_its_tokens(lane: Lane, count: int, start: int) -> None:
+    ids = list(range(1, count + 1))  # 39: more than one chunk; 1: nothing predicts it
     sampling = {"max_new_tokens": 2, "temperature": 0, "ignore_eos": True}
     body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": start}
     meta = ask(lane, "/generate", **body)["meta_info"]
     values, tokens = zip(*meta["input_token_logprobs"], strict=True)
     assert list(tokens) == ids[start:]
-    assert [value is None for value in values] == [start == 0, *[False] * (38 - start)]
+    assert [value is None for value in values] == [start == 0, *[False] * (count - 1 - start)]
     assert all(value <= 0.0 for value in values if value is not None)
 
 

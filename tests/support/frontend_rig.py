@@ -29,6 +29,7 @@ from tokenspeed.frontend.text.output.families import OutputFamily
 from tokenspeed.frontend.text.tokenizer import TextTokenizer
 from tokenspeed.frontend.workers import text_workers
 from tokenspeed.plane.ports import Clock
+from tokenspeed.plane.traces import NoTracer, Tracer
 from tokenspeed.settings.model import ServerSettings
 from tokenspeed.telemetry.meters import PrometheusHttpMeter, load_gauges, prometheus_request_meter
 from tokenspeed.telemetry.registry import MetricRegistry, new_registry
@@ -75,6 +76,7 @@ async def frontend(
     family: OutputFamily | None = None,
     template: str = TEMPLATE,
     calls: CallLog | None = None,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[FrontendRig]:
     """A frontend on the running loop. The engine is stepped by the test unless it was started."""
     engine = engine or ScriptedEngine()
@@ -92,6 +94,7 @@ async def frontend(
         meter=prometheus_request_meter(registry),
         timeout_s=settings.request_timeout_s,
         calls=calls or NoCallLog(),
+        tracer=tracer or NoTracer(),
     )
     workers = text_workers()
     api = Api(

@@ -41,7 +41,8 @@ class PieceTokenizer:
         rest = text.encode()
         ids = [self.bos] if add_special_tokens and self.bos is not None else []
         while rest:
-            ids.append(max((i for i, p in enumerate(self.pieces) if rest.startswith(p)), key=self._size))
+            longer = (i for i in range(256, len(self.pieces)) if rest.startswith(self.pieces[i]))
+            ids.append(max(longer, key=self._size, default=rest[0]))
             rest = rest[len(self.pieces[ids[-1]]) :]
         return ids
 

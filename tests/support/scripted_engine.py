@@ -145,6 +145,14 @@ class ScriptedEngine:
     def die(self, reason: str = "killed by the test") -> None:
         self.emit(EngineGone(reason=reason))
 
+    def fail(self, rid: str, status: int = 500, message: str = "failed by the test") -> None:
+        """End a running request with an error of its own, as after numbers that are none."""
+        with self.changed:
+            batch = self._blank()
+            self._row(batch, self.running.pop(rid), finish=Finish.ABORT, why=(status, message))
+            self.changed.notify_all()
+        self.emit(batch)
+
     def start(self) -> None:
         self.thread = threading.Thread(target=self._run, name="scripted-engine", daemon=True)
         self.thread.start()
@@ -270,9 +278,9 @@ class ScriptedEngine:
         batch.logprobs.append([logprob_of(i) for i in ids] if request.return_logprob else [])
         wanted = request.top_logprobs if request.return_logprob else 0
         batch.top_logprobs.append([top_of(i, wanted) for i in ids] if wanted else [])
-        tops = [None, *(top_of(i, request.top_logprobs) for i in prompt[1:])]
-        batch.prompt_logprobs.append([None, *(logprob_of(i) for i in prompt[1:])] if first else [])
-        batch.prompt_top_logprobs.append(tops if first and request.top_logprobs else [])
+        rest, tops = prompt[1:], request.top_logprobs
+        batch.prompt_logprobs.append([None, *(logprob_of(i) for i in rest)] if first else [])
+        batch.prompt_top_logprobs.append([None, *(top_of(i, tops) for i in rest)] if first and tops else [])
         batch.status.append(why[0])
         batch.messages.append(why[1])
 

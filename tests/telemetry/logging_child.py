@@ -1,4 +1,4 @@
-"""A child of a launcher that logs and ends, in the way its order's model source says; run as a script."""
+"""A child of a launcher that logs and ends, in the way its start message's model source says; run as a script."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import warnings
 
 from tokenspeed.errors import ModelError
 from tokenspeed.launch.child import Parent, run_child
-from tokenspeed.launch.orders import RankOrder
+from tokenspeed.launch.messages import StartRank
 
 RECORDS = 300
 
 
-def work(parent: Parent, order: RankOrder) -> None:
+def work(parent: Parent, start: StartRank) -> None:
     """``WAY``: return, raise or leave; with ``WAY-much`` more is logged than a pipe holds."""
-    way, _, much = order.settings.model.source.partition("-")
+    way, _, much = start.settings.model.source.partition("-")
     ours, foreign = logging.getLogger("tokenspeed.child"), logging.getLogger("somebody.else")
     for number in range(RECORDS):
         ours.info("record %d%s", number, "." * 2000 if much else "")
@@ -32,4 +32,4 @@ def work(parent: Parent, order: RankOrder) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_child(sys.argv, RankOrder, work))
+    sys.exit(run_child(sys.argv, StartRank, work))

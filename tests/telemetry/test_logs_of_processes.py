@@ -15,7 +15,7 @@ from typing import IO
 import pytest
 
 from tokenspeed.checkpoint.sources import CheckpointKind, ResolvedModel
-from tokenspeed.launch.orders import Failed, RankOrder
+from tokenspeed.launch.messages import Failed, StartRank
 from tokenspeed.settings.model import LogSettings, ModelSettings, Settings
 
 CHILD = Path(__file__).parent / "logging_child.py"
@@ -34,7 +34,7 @@ def child(way: str, stderr: int | IO[bytes]) -> Iterator[tuple[subprocess.Popen[
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
     settings = Settings(model=ModelSettings(source=way), log=LogSettings(level="info"))
-    ours.send(RankOrder(settings=settings, resolved=MODEL, index=0, count=1))
+    ours.send(StartRank(settings=settings, resolved=MODEL, index=0, count=1))
     with process, ours:
         yield process, ours
 

@@ -196,6 +196,7 @@ def test_ranks_numbers_are_on_metrics_and_a_held_output_delays_no_round(
         assert now["tokenspeed:request_inference_time_seconds_count{engine=0}"] == 2
     frontend, ranks = samples(get(f"{served.url}/metrics")), samples(get(served.ranks_url))
     assert frontend["tokenspeed:generation_tokens_total"] == 12
+    assert frontend["tokenspeed:frontend_allocations"] > 10_000  # an interpreter's own, at least
     assert "tokenspeed:generation_tokens_total" not in ranks
     assert ranks["tokenspeed:num_requests_running{engine=0}"] == 0
     assert (served.scratch / "made_in").exists()

@@ -72,6 +72,11 @@ CASES: list[tuple[OutputFamily, str, Said]] = [
     (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1', [("f", '{"a": 1')]),
     (HERMES, '<tool_call>{"name": "f', [("text", '<tool_call>{"name": "f')]),
     (HERMES, "a < b <tool", [("text", "a < b <tool")]),
+    (
+        HERMES,
+        '<tool_call>{"name": "f"}</tool_call> So it is\n done. <tool_call>{"name": "f"}</tool_call>\n\nYes. \n',
+        [("f", "{}"), ("text", " So it is\n done."), ("f", "{}"), ("text", "\n\nYes.")],
+    ),
     (LLAMA, '{"name": "f", "parameters": {"a": 1}}', [("f", '{"a": 1}')]),
     (
         LLAMA,
@@ -130,12 +135,14 @@ def test_random_text_of_marks_loses_nothing_and_never_fails(name: str) -> None:
     family = OutputFamily(calls=name, reasoning=REASONING["think"])
     marks = MARKS.split()
     marks += ["```tool_code\n", "<|python_tag|>", "\n", " "]
+    calls = ['<tool_call>{"name": "f"}</tool_call>', '{"name": "f", "parameters": {"a": 1}}', "[f(a=1)]"]
+    marks += calls
     source = random.Random(name)
-    for _ in range(300):
+    for _ in range(400):
         pieces = source.choices(marks, k=source.randrange(1, 25))
         found = read(family, pieces)
         assert found == read(family, ["".join(pieces)])
-        if not set(pieces) & {"<tool_call>", "<think>", "<|python_tag|>", "f"}:
+        if not set(pieces) & {"<tool_call>", "<think>", "<|python_tag|>", "f", *calls}:
             assert "".join(text for _, text in found) == "".join(pieces)
 
 

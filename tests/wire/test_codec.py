@@ -219,6 +219,16 @@ def test_an_output_batch_has_its_columns_at_their_positions() -> None:
     assert column["kv_resident_pages"] == 20
 
 
+def test_the_one_entry_of_a_prompt_of_one_token_arrives_as_none() -> None:
+    told = batch("a", prompt_logprobs=[[None]], prompt_top_logprobs=[[None]], prompt_logprob_ids=[[3]])
+    row = unpack(ENGINE.encode(told))
+    column = {name: row[1 + LAYOUTS.output.index(name)] for name in LAYOUTS.output[13:]}
+    assert (column["input_token_logprobs_val"], column["input_token_logprobs_idx"]) == ([[None]], [[3]])
+    back = FRONTEND.decode(ENGINE.encode(told))
+    assert isinstance(back, OutputBatch)
+    assert (back.prompt_logprobs, back.prompt_top_logprobs) == ([[None]], [[None]])
+
+
 def test_the_load_columns_are_never_nil_and_zero_pages_mean_none() -> None:
     row = unpack(ENGINE.encode(batch("a")))
     assert row[9:14] == [3, 0, 0, 0, 0]

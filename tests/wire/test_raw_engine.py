@@ -16,7 +16,7 @@ from raw_frontend import RawFrontend, Signal, add, pack, receive, sampling
 from wire_samples import INFO, LOAD, batch
 
 from tokenspeed.errors import PeerLost
-from tokenspeed.plane.messages import AbortRequest, ControlReply, Finish, FlushCacheOp, GenerateRequest
+from tokenspeed.plane.messages import AbortRequest, ControlReply, Finish, FlushCacheOp, GenerateRequest, KvEventFeed
 from tokenspeed.wire.codec import Answer, Arrival, EngineCodec
 from tokenspeed.wire.layouts import LAYOUTS, OUTPUT, REPLY, REQUEST
 from tokenspeed.wire.zmq_engine import ZmqFrontendLink, dial_frontend
@@ -120,6 +120,43 @@ def test_an_engine_greets_once_and_registers_what_it_serves(engine: Dialled, fro
     assert (schema.max_model_len, schema.num_gpu_blocks, schema.kv_cache_size_tokens) == (128, 32, 500)
     assert told["vocab_size"] == 96
     assert told["eos_token_ids"] == [2, 7]
+
+
+class Feed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a gateway insists on in ``kv_events_config``: all of it."""
+
+    enable_kv_cache_events: bool
+    publisher: str
+    endpoint: str
+    replay_endpoint: str | None
+    buffer_steps: int
+    hwm: int
+    max_queue_size: int
+    topic: str
+
+
+def test_an_engine_that_publishes_cache_events_tells_where_and_how_many_it_keeps(
+    context: zmq.Context, frontend: RawFrontend
+) -> None:
+    feed = KvEventFeed(
+        endpoint="tcp://*:5557", replay_endpoint=None, topic="kv", keep_batches=9, max_queued=8, high_water=7
+    )
+    dialled = Dialled(frontend.at(frontend.handshake), info=attrs.evolve(INFO, kv_events=feed))
+    try:
+        frontend.greet()
+        told = frontend.registrations[b"\0\0"]["kv_events_config"]
+        assert msgspec.convert(told, Feed) == Feed(
+            enable_kv_cache_events=True,
+            publisher="zmq",
+            endpoint="tcp://*:5557",
+            replay_endpoint=None,
+            buffer_steps=9,
+            hwm=7,
+            max_queue_size=8,
+            topic="kv",
+        )
+    finally:
+        dialled.close()
 
 
 @pytest.mark.contract("FW-10")

@@ -137,8 +137,8 @@ async def _send(session: aiohttp.ClientSession, job: Job, target: Target) -> Out
                     ended = True
                     break
                 event = json.loads(data)
-                if "error" in event:
-                    fault = str(event["error"].get("message", event["error"]))
+                if event.get("error"):
+                    fault = _message(data.decode())
                 if event.get("choices") and _has_text(event["choices"][0]):
                     token_s.append(time.perf_counter() - sent_s)
                 usage = event.get("usage") or usage
@@ -146,6 +146,8 @@ async def _send(session: aiohttp.ClientSession, job: Job, target: Target) -> Out
                 fault = "the stream ended before [DONE]"
     except (aiohttp.ClientError, TimeoutError, ValueError) as exc:
         fault = f"{type(exc).__name__}: {exc}".removesuffix(": ")
+    except (AttributeError, LookupError, TypeError):
+        fault = "an event of another shape than the API's"
     details = usage.get("prompt_tokens_details") or {}
     return Outcome(
         sent_s=sent_s,

@@ -26,11 +26,13 @@ class Located:
     Attributes:
         path: a .gguf file, or the folder of a safetensors checkpoint; None for RANDOM.
         name: what the model calls itself: an HF id, a folder's or file's name, or a preset.
+        hub: `name` is the id on the Hugging Face hub that it was fetched by.
     """
 
     kind: CheckpointKind
     path: Path | None
     name: str
+    hub: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -40,6 +42,7 @@ class ResolvedModel:
     Attributes:
         origin: the source as the operator wrote it.
         served_name: the name clients use.
+        hub: `name` is the model's id on the Hugging Face hub.
         chat_template_file: replaces the checkpoint's chat template.
         generation_defaults: take sampling defaults from the checkpoint.
     """
@@ -49,8 +52,19 @@ class ResolvedModel:
     name: str
     served_name: str
     origin: str
+    hub: bool = False
     chat_template_file: Path | None = None
     generation_defaults: bool = True
+
+    @property
+    def model_path(self) -> str:
+        """What other programs load the same model by: its id on the hub, else where its files are here.
+
+        Random weights, which have neither, go by their source.
+        """
+        if self.path is None:
+            return self.origin
+        return self.name if self.hub else str(self.path)
 
 
 class ModelSource(Protocol):

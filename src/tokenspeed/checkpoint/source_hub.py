@@ -56,7 +56,7 @@ class HubSource:
                 f"model {source}: the repository has no config.json; repositories in the safetensors layout are"
                 " supported, of a GGUF repository download one file and give its path"
             )
-        return Located(kind=CheckpointKind.SAFETENSORS, path=path, name=form["repo"])
+        return Located(kind=CheckpointKind.SAFETENSORS, path=path, name=form["repo"], hub=True)
 
     def _snapshot(self, source: str, repo: str, revision: str | None, progress: Progress) -> Path:
         from huggingface_hub import snapshot_download

@@ -61,6 +61,7 @@ def resolve_model(
         name=located.name,
         served_name=settings.served_name or located.name,
         origin=source,
+        hub=located.hub,
         chat_template_file=None if template is None else Path(template).expanduser(),
         generation_defaults=settings.generation_defaults,
     )

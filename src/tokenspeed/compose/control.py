@@ -6,15 +6,14 @@ kv_sink=mine)``. Callers other than tests use `compose.engine.rank_engine`.
 
 from __future__ import annotations
 
-import time
 from typing import Self
 
-import numpy as np
 from dependency_injector import containers, providers
 
 from tokenspeed.collective.solo import SoloMesh
+from tokenspeed.compose.configuration import eos_mask, fills_eagerly, scheduler_config
 from tokenspeed.compose.parts import check_wiring
-from tokenspeed.compose.typed import given, one, pick, ref
+from tokenspeed.compose.typed import given, one, pick, read, ref
 from tokenspeed.control.batch_log import BatchLog
 from tokenspeed.control.cache_ops import CacheOps
 from tokenspeed.control.control_ops import ControlOps
@@ -23,7 +22,7 @@ from tokenspeed.control.epd import Epd, NoEncoder
 from tokenspeed.control.eplb import Eplb, NoExperts
 from tokenspeed.control.event_loop import EventLoop
 from tokenspeed.control.gate import DpStep, Gate
-from tokenspeed.control.grammar import CompiledGrammars, GrammarQueue, NoGrammar
+from tokenspeed.control.grammar import GrammarQueue, grammar_queue
 from tokenspeed.control.history import History, NoHistory
 from tokenspeed.control.ingress import Ingress
 from tokenspeed.control.kv_events import KvEvents, NoSink
@@ -36,10 +35,8 @@ from tokenspeed.control.profiling import Profiling
 from tokenspeed.control.relay import Relay, voice_of
 from tokenspeed.control.request_stats import RequestStats
 from tokenspeed.control.state_dump import StateDump
-from tokenspeed.control.wakeup import MonotonicClock, ThreadWakeup
-from tokenspeed.errors import SettingsError
+from tokenspeed.control.wakeup import MonotonicClock, ThreadWakeup, wall_of
 from tokenspeed.plane.grammar import GrammarCompiler, GrammarMatchers, NoCompiler, NoMatchers
-from tokenspeed.plane.messages import BoolArray
 from tokenspeed.plane.ports import (
     Clock,
     DataPlane,
@@ -55,126 +52,12 @@ from tokenspeed.plane.specs import DeviceSpecs
 from tokenspeed.plane.table import RequestTable, request_table
 from tokenspeed.plane.traces import NoTracer, Tracer
 from tokenspeed.scheduler.build import build_scheduler
-from tokenspeed.scheduler.config import Retraction, Role, SchedulerConfig, WritePolicy
 from tokenspeed.scheduler.policy import AgedPriority, Fcfs, LongestPrefixMatch
 from tokenspeed.scheduler.states import State
-from tokenspeed.settings.choices import Backend, Executor, GrammarFill
 from tokenspeed.settings.model import Settings
 from tokenspeed.telemetry.meters import NullMeter
 
-
-def depth_of(settings: Settings) -> int:
-    """Two switches turn it off (DO-2; pipelines come with their ranks)."""
-    return settings.in_flight_depth
-
-
-def scheduler_config(settings: Settings, specs: DeviceSpecs, sink: KvEventSink, l3: L3, pd: Pd) -> SchedulerConfig:
-    """Cache changes are collected only if somebody takes them, and storage is asked only if there is one."""
-    return SchedulerConfig(
-        kv_events=not isinstance(sink, NoSink),
-        storage=not isinstance(l3, NoStorage),
-        storage_min_tokens=settings.storage.min_tokens,
-        # A look-up and a fetch, each within the executor's limit; this one is for members that are late.
-        storage_wait_s=2 * settings.storage.timeout_s,
-        role=role_of(pd),
-        max_num_seqs=specs.max_num_seqs,
-        spare_slots=specs.spare_slots,
-        max_batched_tokens=specs.max_batched_tokens,
-        chunk_tokens=min(settings.scheduler.chunk_tokens, specs.max_batched_tokens),
-        page_tokens=specs.page_tokens,
-        num_pages=specs.num_pages,
-        max_model_len=specs.max_model_len,
-        overlap_schedule_depth=depth_of(settings),
-        speculation_width=specs.speculation_width,
-        prefix=settings.cache.prefix,
-        groups=specs.groups,
-        host_parents=specs.host_parents,
-        images=specs.images,
-        write_policy=WritePolicy(settings.cache.write_policy.value),
-        retraction=tuple(Retraction(step.value) for step in settings.scheduler.retraction),
-    )
-
-
-def role_of(pd: Pd) -> Role:
-    """Raises: SettingsError: the part names a role that there is not."""
-    name = pd.role
-    try:
-        return Role(name)
-    except ValueError as unknown:
-        known = ", ".join(role.value for role in Role)
-        raise SettingsError(f"part 'pd': {name!r} is not allowed as role; expected one of {known}") from unknown
-
-
-def table_of(specs: DeviceSpecs) -> RequestTable:
-    return request_table(slots=specs.request_slots, max_len=specs.max_model_len)
-
-
-def eos_mask(specs: DeviceSpecs) -> BoolArray:
-    """bool ``[vocab]``, True at the model's EOS ids."""
-    mask: BoolArray = np.zeros(specs.vocab_size, dtype=np.bool_)
-    mask[[token for token in specs.eos_token_ids if token < specs.vocab_size]] = True
-    return mask
-
-
-def ingress_of(settings: Settings, specs: DeviceSpecs, table: RequestTable, grammar: GrammarQueue) -> Ingress:
-    return Ingress(
-        specs=specs, table=table, max_waiting=settings.scheduler.max_waiting, grammar_refusal=grammar.refuses
-    )
-
-
-def fills_eagerly(settings: Settings) -> bool:
-    """Which path batches take (GR-7, GR-8): without a host node in the forward, the eager one."""
-    if settings.grammar.fill is not GrammarFill.AUTO:
-        return settings.grammar.fill is GrammarFill.EAGER
-    return settings.device.executor is Executor.FUTURES or settings.device.backend is not Backend.CPU
-
-
-def grammar_of(
-    settings: Settings,
-    table: RequestTable,
-    compiler: GrammarCompiler,
-    matchers: GrammarMatchers,
-    mesh: Mesh,
-    meter: Meter,
-    clock: Clock,
-) -> GrammarQueue:
-    if isinstance(compiler, NoCompiler):
-        return NoGrammar()
-    return CompiledGrammars(
-        table=table,
-        compiler=compiler,
-        matchers=matchers,
-        mesh=mesh,
-        meter=meter,
-        clock=clock,
-        eager=fills_eagerly(settings),
-    )
-
-
-def control_ops_of(settings: Settings, dump: StateDump, clock: Clock) -> ControlOps:
-    return ControlOps(max_buffered=settings.scheduler.max_waiting, describe=lambda: dump.describe(now_s=clock.now_s()))
-
-
-def state_dump_of(table: RequestTable, scheduler: Scheduler) -> StateDump:
-    return StateDump(table=table, scheduler=scheduler, names=tuple(state.name.lower() for state in State))
-
-
-def batch_log_of(settings: Settings) -> BatchLog:
-    return BatchLog(interval_s=settings.log.interval_s)
-
-
-def stats_of(settings: Settings, table: RequestTable, meter: Meter, tracer: Tracer, clock: Clock) -> RequestStats:
-    return RequestStats(
-        table=table,
-        meter=meter,
-        lines=settings.log.requests,
-        tracer=tracer,
-        wall_s=lambda: time.time() - clock.now_s(),
-    )
-
-
-def policy_name(settings: Settings) -> str:
-    return settings.scheduler.policy.value
+STATE_NAMES = tuple(state.name.lower() for state in State)
 
 
 class ControlContainer(containers.DeclarativeContainer):
@@ -198,9 +81,13 @@ class ControlContainer(containers.DeclarativeContainer):
     meter: providers.Provider[Meter] = one(NullMeter)
     tracer: providers.Provider[Tracer] = one(NoTracer)
     kv_sink: providers.Provider[KvEventSink] = one(NoSink)
-    table: providers.Provider[RequestTable] = one(table_of, ref(specs))
+    table: providers.Provider[RequestTable] = one(
+        request_table,
+        slots=read(specs, lambda device: device.request_slots),
+        max_len=read(specs, lambda device: device.max_model_len),
+    )
     policy: providers.Provider[SchedulingPolicy] = pick(
-        one(policy_name, ref(settings)),
+        read(settings, lambda tree: tree.scheduler.policy.value),
         fcfs=ref(one(Fcfs)),
         priority=ref(one(AgedPriority)),
         lpm=ref(one(LongestPrefixMatch)),
@@ -217,21 +104,34 @@ class ControlContainer(containers.DeclarativeContainer):
     compiler: providers.Provider[GrammarCompiler] = one(NoCompiler)
     matchers: providers.Provider[GrammarMatchers] = one(NoMatchers)
     grammar: providers.Provider[GrammarQueue] = one(
-        grammar_of, ref(settings), ref(table), ref(compiler), ref(matchers), ref(mesh), ref(meter), ref(clock)
+        grammar_queue,
+        table=ref(table),
+        compiler=ref(compiler),
+        matchers=ref(matchers),
+        mesh=ref(mesh),
+        meter=ref(meter),
+        clock=ref(clock),
+        eager=read(settings, fills_eagerly),
     )
     epd: providers.Provider[Epd] = one(NoEncoder)
     eplb: providers.Provider[Eplb] = one(NoExperts)
     history: providers.Provider[History] = one(NoHistory)
     pipeline: providers.Provider[Pipeline] = one(OneStage)
     request_stats: providers.Provider[RequestStats] = one(
-        stats_of, ref(settings), ref(table), ref(meter), ref(tracer), ref(clock)
+        RequestStats,
+        table=ref(table),
+        meter=ref(meter),
+        lines=read(settings, lambda tree: tree.log.requests),
+        tracer=ref(tracer),
+        wall_s=ref(one(wall_of, ref(clock))),
     )
-
-    state_dump: providers.Provider[StateDump] = one(state_dump_of, ref(table), ref(scheduler))
+    state_dump: providers.Provider[StateDump] = one(
+        StateDump, table=ref(table), scheduler=ref(scheduler), names=STATE_NAMES
+    )
 
     loop: providers.Provider[EventLoop] = one(
         EventLoop,
-        depth=ref(one(depth_of, ref(settings))),
+        depth=read(settings, lambda tree: tree.in_flight_depth),
         table=ref(table),
         scheduler=ref(scheduler),
         plane=ref(plane),
@@ -239,10 +139,24 @@ class ControlContainer(containers.DeclarativeContainer):
         wakeup=ref(wakeup),
         clock=ref(clock),
         relay=ref(one(Relay, mesh=ref(mesh))),
-        control_ops=ref(one(control_ops_of, ref(settings), ref(state_dump), ref(clock))),
+        control_ops=ref(
+            one(
+                ControlOps,
+                max_buffered=read(settings, lambda tree: tree.scheduler.max_waiting),
+                state_dump=ref(state_dump),
+            )
+        ),
         device_ops=ref(one(DeviceOps, mesh=ref(mesh))),
         profiling=ref(one(Profiling)),
-        ingress=ref(one(ingress_of, ref(settings), ref(specs), ref(table), ref(grammar))),
+        ingress=ref(
+            one(
+                Ingress,
+                specs=ref(specs),
+                table=ref(table),
+                max_waiting=read(settings, lambda tree: tree.scheduler.max_waiting),
+                grammar_refusal=read(grammar, lambda queue: queue.refuses),
+            )
+        ),
         grammar=ref(grammar),
         epd=ref(epd),
         gate=ref(one(Gate, mesh=ref(mesh))),
@@ -251,13 +165,13 @@ class ControlContainer(containers.DeclarativeContainer):
         dp_step=ref(one(DpStep, mesh=ref(mesh))),
         history=ref(history),
         pipeline=ref(pipeline),
-        output=ref(one(Output, table=ref(table), is_eos=ref(one(eos_mask, ref(specs))))),
+        output=ref(one(Output, table=ref(table), is_eos=read(specs, eos_mask))),
         pd=ref(pd),
         eplb=ref(eplb),
         kv_events=ref(one(KvEvents, sink=ref(kv_sink))),
         load=ref(one(Load)),
         meter=ref(meter),
-        batch_log=ref(one(batch_log_of, ref(settings))),
+        batch_log=ref(one(BatchLog, interval_s=read(settings, lambda tree: tree.log.interval_s))),
         request_stats=ref(request_stats),
         state_dump=ref(state_dump),
     )

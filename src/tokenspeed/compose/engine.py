@@ -22,19 +22,19 @@ from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.open import open_checkpoint
 from tokenspeed.checkpoint.progress import NoProgress, Progress
 from tokenspeed.checkpoint.sources import ResolvedModel, resolve_model
-from tokenspeed.collective.solo import SoloMesh
 from tokenspeed.compose.control import ControlContainer
 from tokenspeed.compose.facts import engine_info
-from tokenspeed.compose.grammars import compile_pool, serves_grammars, vocabulary_of
+from tokenspeed.compose.grammars import grammar_parts, preloading
+from tokenspeed.compose.observers import open_observers
 from tokenspeed.compose.parts import check_part, check_parts, misfit
-from tokenspeed.compose.storage import StorageNeeds, storage_workers
+from tokenspeed.compose.storage import StorageNeeds, storage_parts
 from tokenspeed.compose.typed import given, one, ref
 from tokenspeed.control.event_loop import EventLoop
-from tokenspeed.control.l3 import AgreedStorage
-from tokenspeed.control.wakeup import MonotonicClock, ThreadWakeup
+from tokenspeed.control.wakeup import ThreadWakeup
+from tokenspeed.device.attention_build import HostCacheFacts
 from tokenspeed.device.build import DeviceBuild, build_device_side
 from tokenspeed.device.control_guard import control_plane_guard
-from tokenspeed.device.data_plane import open_data_plane
+from tokenspeed.device.data_plane import HostDataPlane, open_data_plane
 from tokenspeed.device.gc_hooks import AutomaticCollection, GcHooks
 from tokenspeed.device.guards import EnterServing, SyncDebug, sync_debug
 from tokenspeed.device.jit_monitor import jit_monitor
@@ -47,15 +47,13 @@ from tokenspeed.device.survey import survey
 from tokenspeed.device.weights.origin import checkpoint_at
 from tokenspeed.errors import SettingsError
 from tokenspeed.grammar.matchers import Matchers
+from tokenspeed.plane.grammar import GrammarMatchers
 from tokenspeed.plane.messages import EngineInfo
-from tokenspeed.plane.ports import Clock, FrontendLink, Mesh, Meter, Wakeup
+from tokenspeed.plane.ports import DeviceHandle, FrontendLink, Meter, Wakeup
 from tokenspeed.plane.specs import DeviceSpecs
 from tokenspeed.plane.storage import StorageBackend
-from tokenspeed.settings.model import Backend, KvEventSettings, Settings
+from tokenspeed.settings.model import Backend, Settings
 from tokenspeed.settings.refusals import refuse
-from tokenspeed.telemetry.meters import NullMeter
-from tokenspeed.telemetry.tracing import open_tracer
-from tokenspeed.wire.kv_events import EventFormat, KvEventPublisher, open_publisher
 
 Connect: TypeAlias = Callable[[EngineInfo, Wakeup], FrontendLink]
 """Makes the engine's end of the frontend wire; called once, when the device side is complete."""
@@ -91,12 +89,14 @@ class RankEngine:
     serving: EnterServing
     jit_sources: JitSources
     device_type: str
+    preload: Callable[[], None]
 
     def enter_serving(self) -> None:
         """Start-up and handshake are over (SS-11). Only for a process of the launcher: it is process-wide."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self.jit_sources.catch_up()
         self.serving.enter()
+        self.preload()
 
     def run(self) -> None:
         """Rounds until `stop`, or until the frontend is gone; raises what broke an invariant.
@@ -137,36 +137,24 @@ def rank_engine(
     refuse(settings)
     chosen = check_parts(parts)
     watch = progress or NoProgress()
+    wakeup = cast("Wakeup", chosen.control.get("wakeup") or ThreadWakeup())
     device_type = DEVICE_TYPES[settings.device.backend]
-    jit = jit_monitor()
-    sync = sync_debug(device_type=device_type)
+    jit, sync = jit_monitor(), sync_debug(device_type=device_type)
     with ExitStack() as lifetime:
         sources = open_sources(jit, device_type=device_type)  # ahead of everything that could compile (DP-73)
         lifetime.callback(sources.close)
         files = resolved or resolve_model(settings.model, watch)
-        device_parts = _device_parts(chosen.device, sync=sync, own_process=own_process)
         checkpoint = open_checkpoint(files)
-        vocab_size = vocabulary_size(checkpoint)
-        matchers = Matchers(vocab_size=vocab_size, token_s=settings.grammar.token_ms / 1e3)
-        device_parts = attrs.evolve(device_parts, matchers=matchers)
-        root = EngineContainer(settings=settings, checkpoint=checkpoint, device_parts=device_parts, progress=watch)
-        build = root.device_build()
-        wakeup = cast("Wakeup", chosen.control.get("wakeup") or ThreadWakeup())
-        with ExitStack() as unowned:
-            unowned.callback(build.handle.close)
-            plane = open_data_plane(build.handle, wakeup, sync=sync, jit=jit)
-            unowned.pop_all()  # closed by the data plane from here on
-        lifetime.callback(plane.close)
-        lifetime.callback(plane.shutdown_cache)
-        specs, host_cache = build.specs, build.host_cache
-        del build, root  # the handle is the data plane's alone from here on (DP-28, DP-32)
+        matchers = Matchers(vocab_size=vocabulary_size(checkpoint), token_s=settings.grammar.token_ms / 1e3)
+        device_parts = _device_parts(chosen.device, matchers, sync=sync, own_process=own_process)
+        specs, host_cache, plane = _open_plane(
+            EngineContainer(settings=settings, checkpoint=checkpoint, device_parts=device_parts, progress=watch),
+            lifetime,
+            partial(open_data_plane, wakeup=wakeup, sync=sync, jit=jit),
+        )
         info = engine_info(settings, specs, served_name=files.served_name)
-        control = dict(chosen.control)
-        if settings.kv_events.endpoint is not None and "kv_sink" not in control:
-            control["kv_sink"] = sink = kv_event_sink(settings.kv_events, rank=info.engine_index)
-            lifetime.callback(sink.close)
-        if meter_for is not None:
-            control.setdefault("meter", meter_for(info))
+        observers = open_observers(settings, info, lifetime, replaced=chosen.control, meter_for=meter_for)
+        grammars = grammar_parts(settings, checkpoint, matchers, wakeup, lifetime)
         needs = StorageNeeds(
             settings=settings,
             specs=specs,
@@ -176,57 +164,45 @@ def rank_engine(
             checkpoint_at=partial(checkpoint_at, running=checkpoint),
             given=cast("StorageBackend | None", chosen.rank.get("storage")),
         )
-        del host_cache
-        if needs.wanted and "l3" not in control:
-            mesh = cast("Mesh", control.setdefault("mesh", SoloMesh()))
-            meter = cast("Meter", control.setdefault("meter", NullMeter()))
-            clock = cast("Clock", control.setdefault("clock", MonotonicClock()))
-            workers = storage_workers(needs, clock=clock, meter=meter, wakeup=wakeup)
-            lifetime.callback(workers.close)
-            control["l3"] = AgreedStorage(mesh=mesh, workers=workers)
-        if settings.tracing.endpoint is not None and "tracer" not in control:
-            service = f"engine{info.engine_index}"
-            control["tracer"] = tracer = open_tracer(settings.tracing, service=service, model=info.model)
-            lifetime.callback(tracer.close)
-        if serves_grammars(settings):
-            known = partial(vocabulary_of, checkpoint, size=vocab_size)
-            control["matchers"] = matchers
-            control["compiler"] = compiler = compile_pool(settings.grammar, matchers, wakeup, known)
-            lifetime.callback(compiler.close)
-        link = connect(info, wakeup)
+        del host_cache  # nobody's but storage's from here on (DP-30)
+        stored = storage_parts(needs, wakeup, {**observers.parts, **chosen.control}, lifetime)
+        link = connect(observers.info, wakeup)
         lifetime.callback(link.close)
         box = ControlContainer(
             settings=settings,
             specs=specs,
             plane=plane,
             frontend=link,
-            **{**control, "wakeup": wakeup},
+            **{**observers.parts, **grammars, **stored, **chosen.control, "wakeup": wakeup},
         )
         yield RankEngine(
             specs=specs,
-            info=info,
+            info=observers.info,
             loop=box.loop(),
             serving=EnterServing(sync_debug=sync, jit=jit),
             jit_sources=sources,
             device_type=device_type,
+            preload=preloading(settings.grammar, grammars),
         )
 
 
-def kv_event_sink(events: KvEventSettings, *, rank: int) -> KvEventPublisher:
-    """The publisher that the settings describe. Raises: SettingsError: an address cannot be bound."""
-    if events.endpoint is None:
-        raise SettingsError("kv_events.endpoint: missing")
-    return open_publisher(
-        events.endpoint,
-        replay_endpoint=events.replay_endpoint,
-        topic=events.topic,
-        event_format=EventFormat(events.format.value),
-        rank=rank,
-        keep=events.keep_batches,
-    )
+def _open_plane(
+    root: EngineContainer, lifetime: ExitStack, open_over: Callable[[DeviceHandle], HostDataPlane]
+) -> tuple[DeviceSpecs, HostCacheFacts, HostDataPlane]:
+    """Build the device side and take the build apart: the handle is the data plane's alone (DP-28, DP-32)."""
+    build = root.device_build()
+    with ExitStack() as unowned:
+        unowned.callback(build.handle.close)
+        plane = open_over(build.handle)
+        unowned.pop_all()  # closed by the data plane from here on
+    lifetime.callback(plane.close)
+    lifetime.callback(plane.shutdown_cache)
+    return build.specs, build.host_cache, plane
 
 
-def _device_parts(given_parts: Mapping[str, object], *, sync: SyncDebug, own_process: bool) -> DeviceParts:
+def _device_parts(
+    given_parts: Mapping[str, object], matchers: GrammarMatchers, *, sync: SyncDebug, own_process: bool
+) -> DeviceParts:
     """Raises: SettingsError: a part does not fit its protocol."""
     protocols: dict[str, type] = {"model": ModelFactory, "sampler": SamplerFactory}
     for name, value in given_parts.items():
@@ -237,6 +213,7 @@ def _device_parts(given_parts: Mapping[str, object], *, sync: SyncDebug, own_pro
         sampler=None if sampler is None else _checked(sampler),
         rounds=GcHooks() if own_process else AutomaticCollection(),
         watch=sync.watching,
+        matchers=matchers,
     )
 
 

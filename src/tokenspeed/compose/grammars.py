@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 
 from tokenspeed.checkpoint.checkpoint import Checkpoint
@@ -18,10 +19,36 @@ from tokenspeed.settings.choices import Backend, GrammarBackend
 from tokenspeed.settings.grammar import GrammarSettings
 from tokenspeed.settings.model import Settings
 
+PRELOAD_AFTER_S = 5.0
+"""Behind what a server has to do when it is ready: who waited for it sends the first requests then."""
+
 
 def serves_grammars(settings: Settings) -> bool:
     """The simulated device names its tokens itself, whatever a mask says."""
     return settings.grammar.backend is not GrammarBackend.NONE and settings.device.backend is not Backend.SIMULATED
+
+
+def grammar_parts(
+    settings: Settings, checkpoint: Checkpoint, matchers: Matchers, wakeup: Wakeup, lifetime: ExitStack
+) -> Mapping[str, object]:
+    """The parts of a control plane that compile and match grammars; none where grammars are not served."""
+    if not serves_grammars(settings):
+        return {}
+    known = partial(vocabulary_of, checkpoint, size=matchers.vocab_size)
+    compiler = compile_pool(settings.grammar, matchers, wakeup, known)
+    lifetime.callback(compiler.close)
+    return {"compiler": compiler, "matchers": matchers}
+
+
+def preloading(settings: GrammarSettings, parts: Mapping[str, object]) -> Callable[[], None]:
+    """What a rank of our own calls when it begins to serve; `parts` are those of `grammar_parts`."""
+    compiler = parts.get("compiler")
+    if not settings.preload or not isinstance(compiler, CompilePool):
+        return _nothing
+    return partial(compiler.warm, PRELOAD_AFTER_S)
+
+
+def _nothing() -> None: ...
 
 
 def limits_of(grammar: GrammarSettings) -> GrammarLimits:

@@ -30,6 +30,7 @@ from tokenspeed.checkpoint.progress import NoProgress, Progress
 from tokenspeed.checkpoint.sources import resolve_model
 from tokenspeed.compose.delta_pull import DeltaPull
 from tokenspeed.compose.engine import RankEngine, rank_engine
+from tokenspeed.compose.loop_calls import result_of
 from tokenspeed.compose.parts import check_parts
 from tokenspeed.errors import EngineDead, RequestError
 from tokenspeed.frontend.engine_client import EngineClient, connect_client
@@ -163,7 +164,7 @@ class Engine:
         return self._rank
 
     def generate(self, prompts: Prompt | Sequence[Prompt], sampling: SamplingOptions | None = None) -> list[Completion]:
-        """Complete all `prompts` (texts or token ids), batched; results in the order of the prompts.
+        """Complete all `prompts` (texts or token ids), batched; results in their order. Ctrl-C ends them all.
 
         Raises: RequestError: a prompt or the sampling is invalid, before anything runs. EngineDead.
         """
@@ -196,12 +197,13 @@ class Engine:
     ) -> AsyncGenerator[ChoiceDelta, None]:
         """As `stream`, for ``async for`` on any event loop."""
         (inp,) = self._inputs([prompt], sampling)
-        deltas = self._service.stream(inp)
+        pull = DeltaPull(deltas=self._service.stream(inp))
         try:
-            while (delta := await self._next_async(deltas)) is not None:
+            while (delta := await self._next_async(pull)) is not None:
                 yield delta
         finally:
-            await asyncio.wrap_future(self._submit(deltas.aclose()))
+            if not self._loop.is_closed():
+                await asyncio.wrap_future(self._submit(pull.close()))
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation, ready for the model's answer.
@@ -339,27 +341,39 @@ class Engine:
             while (delta := self._on_loop(pull.next())) is not None:
                 yield delta
         finally:
-            self._on_loop(pull.close())
+            self._drop(pull)
+
+    def _drop(self, pull: DeltaPull) -> None:
+        """End a stream that is not wanted any longer; the engine's end has ended it already.
+
+        A generator that nobody holds is closed by whichever thread collects it, the loop's own among them.
+        """
+        if not self._loop.is_closed():
+            on_it = threading.current_thread() is self._frontend
+            (self._submit if on_it else self._on_loop)(pull.close())
 
     def _alive(self) -> asyncio.AbstractEventLoop:
         if self._loop.is_closed():
             raise EngineDead("the engine was closed")
         return self._loop
 
-    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    def _loop_for(self, work: Coroutine[Any, Any, T]) -> asyncio.AbstractEventLoop:
         try:
-            return asyncio.run_coroutine_threadsafe(work, self._alive())
+            return self._alive()
         except EngineDead:
             work.close()
             raise
 
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop_for(work))
+
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         with self._blaming():
-            return self._submit(work).result()
+            return result_of(self._loop_for(work), work)
 
-    async def _next_async(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> ChoiceDelta | None:
+    async def _next_async(self, pull: DeltaPull) -> ChoiceDelta | None:
         with self._blaming():
-            return await asyncio.wrap_future(self._submit(_next(deltas)))
+            return await asyncio.wrap_future(self._submit(pull.next()))
 
     @contextmanager
     def _blaming(self) -> Generator[None, None, None]:
@@ -380,10 +394,6 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if items and all(isinstance(item, Integral) for item in items):
         return [cast("list[int]", items)]
     return cast("list[Prompt]", items)
-
-
-async def _next(deltas: AsyncGenerator[ChoiceDelta, None]) -> ChoiceDelta | None:
-    return await anext(deltas, None)
 
 
 __all__ = ["Completion", "Engine", "SamplingOptions"]

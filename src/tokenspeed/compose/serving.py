@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -50,6 +51,7 @@ class HttpFrontend:
     """The HTTP server of one deployment; `run` on the process's main thread, `stop` from any thread.
 
     Attributes:
+        model_path: what other programs load the model by.
         sock: bound, not listening; closed at the end of `run`.
         on_ready: told the server's URL once it accepts connections.
         ranks_dir: where the ranks keep their metrics; None: they have none.
@@ -57,6 +59,7 @@ class HttpFrontend:
 
     settings: Settings
     prompts: PromptMaker
+    model_path: str
     family: OutputFamily
     links: tuple[EngineLink, ...]
     sock: socket.socket
@@ -85,6 +88,7 @@ class HttpFrontend:
         registry = new_registry(infos[0].model, ranks_dir=self.ranks_dir)
         loop = signal.loop
         registry.gauge("frontend_tasks").set_function(lambda: float(len(asyncio.all_tasks(loop))))
+        registry.gauge("frontend_allocations").set_function(lambda: float(sys.getallocatedblocks()))
         # Unique over restarts too: an engine that outlives its frontend may still hold old ids.
         prefix = secrets.token_hex(4)
         engines = tuple(
@@ -107,6 +111,7 @@ class HttpFrontend:
         api = Api(
             service=service,
             prompts=self.prompts,
+            model_path=self.model_path,
             settings=self.settings.server,
             metrics=registry,
             meter=PrometheusHttpMeter(registry=registry),
@@ -161,6 +166,7 @@ def serve_http(
     return HttpFrontend(
         settings=settings,
         prompts=prompts,
+        model_path=resolved.model_path,
         family=family,
         links=tuple(links),
         sock=sock,

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from typing import assert_never
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import assert_never, cast
 
 import attrs
 
 from tokenspeed.checkpoint.checkpoint import Checkpoint
 from tokenspeed.checkpoint.digest import config_digest, content_digest
+from tokenspeed.collective.solo import SoloMesh
+from tokenspeed.control.l3 import AgreedStorage
+from tokenspeed.control.wakeup import MonotonicClock
 from tokenspeed.errors import SettingsError, TokenspeedError
 from tokenspeed.plane.operations import DiskWeights, GroupWeights, TensorWeights, WeightsSource
-from tokenspeed.plane.ports import Clock, Meter, Wakeup
+from tokenspeed.plane.ports import Clock, Mesh, Meter, Wakeup
 from tokenspeed.plane.specs import DeviceSpecs
 from tokenspeed.plane.storage import HostBytes, StorageBackend
 from tokenspeed.settings.model import Settings, StorageKind
 from tokenspeed.storage.executor import StorageWorkers
 from tokenspeed.storage.factory import group_schemas, host_regions, open_backend, open_storage
 from tokenspeed.storage.identity import PayloadFacts, weights_over
+from tokenspeed.telemetry.meters import NullMeter
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -52,6 +57,25 @@ def payload_facts(needs: StorageNeeds) -> PayloadFacts:
         ranks=needs.settings.parallel.tensor,
         tenant=needs.settings.storage.namespace,
     )
+
+
+def storage_parts(
+    needs: StorageNeeds, wakeup: Wakeup, chosen: Mapping[str, object], lifetime: ExitStack
+) -> Mapping[str, object]:
+    """The control plane's part for storage; none where there is no storage. `lifetime` ends its workers.
+
+    Args:
+        chosen: parts of the control plane that are known already.
+    Raises: SettingsError: no host tier, or the store cannot be opened. ModelError.
+    """
+    if not needs.wanted or "l3" in chosen:
+        return {}
+    clock = cast("Clock", chosen.get("clock") or MonotonicClock())
+    meter = cast("Meter", chosen.get("meter") or NullMeter())
+    mesh = cast("Mesh", chosen.get("mesh") or SoloMesh())
+    workers = storage_workers(needs, clock=clock, meter=meter, wakeup=wakeup)
+    lifetime.callback(workers.close)
+    return {"l3": AgreedStorage(mesh=mesh, workers=workers)}
 
 
 def storage_workers(needs: StorageNeeds, *, clock: Clock, meter: Meter, wakeup: Wakeup) -> StorageWorkers:

@@ -1,6 +1,6 @@
 """A typed spelling of dependency-injector's providers, whose own arguments are all `Any`.
 
-With these four, a misspelled keyword, a wrong type, an unmet protocol and a missing argument are
+With these five, a misspelled keyword, a wrong type, an unmet protocol and a missing argument are
 errors of the type checker.
 """
 
@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from dependency_injector import providers
 
 P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -30,6 +31,11 @@ def one(make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> providers.Si
     return providers.Singleton(make, *args, **kwargs)
 
 
-def pick(key: providers.Provider[str], **options: T) -> providers.Provider[T]:
-    """One of several by name; only the chosen one is built."""
-    return providers.Selector(key, **cast("dict[str, providers.Provider[T]]", options))
+def read(provider: providers.Provider[S], get: Callable[[S], T]) -> T:
+    """Name a value that is read from what another provider gives, as an argument."""
+    return cast("T", providers.Callable(get, provider))
+
+
+def pick(key: str, **options: T) -> providers.Provider[T]:
+    """One of several by name, which is an argument like any other (`read`, `ref`); only the chosen one is built."""
+    return providers.Selector(cast("providers.Provider[str]", key), **cast("dict[str, providers.Provider[T]]", options))

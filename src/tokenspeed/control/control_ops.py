@@ -11,7 +11,7 @@ import enum
 import json
 from collections import deque
 from collections.abc import Callable
-from typing import TypeAlias, assert_never
+from typing import Protocol, TypeAlias, assert_never
 
 import attrs
 
@@ -95,14 +95,18 @@ class PauseState:
     updates: int = 0
 
 
+class Describes(Protocol):
+    def describe(self, *, now_s: float) -> dict[str, object]: ...
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class ControlOps:
     """Attributes:
-    describe: what the engine holds, request by request, see `state_dump.StateDump`.
+    state_dump: answers what the engine holds, request by request; see `state_dump.StateDump`.
     """
 
     max_buffered: int
-    describe: Callable[[], dict[str, object]] = dict
+    state_dump: Describes
     state: PauseState = attrs.field(factory=PauseState)
 
     @property
@@ -171,7 +175,7 @@ class ControlOps:
                 case StartProfileOp() | StopProfileOp():
                     found.profiles.append(message)
                 case AskOp(call_id=call_id, question=question):
-                    self._answer(call_id, success=True, message=json.dumps(self._told(question)))
+                    self._answer(call_id, success=True, message=json.dumps(self._told(question, now_s)))
                 case UnsupportedOp(call_id=call_id, method=method):
                     text = f"{method}: not supported by this engine yet"
                     self._answer(call_id, success=False, message=text)
@@ -384,7 +388,7 @@ class ControlOps:
             text = "requests frozen by a keep pause hold the KV of the weights in force; resume or abort them first"
             self._answer(op.call_id, success=False, message=text)
 
-    def _told(self, question: Question) -> dict[str, object]:
+    def _told(self, question: Question, now_s: float) -> dict[str, object]:
         state = self.state
         asleep = bool(state.released) or not state.usable
         match question:
@@ -395,7 +399,7 @@ class ControlOps:
             case Question.WEIGHT_VERSION:
                 return {"weight_version": state.version}
             case Question.STATE:
-                return self.describe()
+                return self.state_dump.describe(now_s=now_s)
             case Question.SERVER | Question.HEALTH:
                 return {
                     "status": "paused" if state.mode is not None else "sleeping" if asleep else "serving",

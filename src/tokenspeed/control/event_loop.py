@@ -271,7 +271,7 @@ class EventLoop:
         if batch is None:
             return plan, False, idle
         self.state.in_flight.append(Flight(ticket=ticket, batch=batch))
-        self.request_stats.seated(plan.seated, now_s=self.clock.now_s())
+        self.request_stats.dispatched(batch, now_s=self.clock.now_s())
         return plan, True, True
 
     def _gather(self, plan: ExecutionPlan) -> Dispatch:

@@ -20,6 +20,7 @@ from tokenspeed.plane.grammar import (
     GrammarSource,
     GrammarVerdict,
     MatcherState,
+    NoCompiler,
 )
 from tokenspeed.plane.messages import SamplingParams
 from tokenspeed.plane.plan import ExecutionPlan, ForwardBatch
@@ -280,3 +281,27 @@ class CompiledGrammars:
             if len(verdicts) == len(views):
                 found[row] = next((verdict for verdict in verdicts if verdict[1]), verdicts[0])
         return found
+
+
+def grammar_queue(
+    *,
+    table: RequestTable,
+    compiler: GrammarCompiler,
+    matchers: GrammarMatchers,
+    mesh: Mesh,
+    meter: Meter,
+    clock: Clock,
+    eager: bool,
+) -> GrammarQueue:
+    """The queue over `compiler`; `NoGrammar` where nothing compiles."""
+    if isinstance(compiler, NoCompiler):
+        return NoGrammar()
+    return CompiledGrammars(
+        table=table,
+        compiler=compiler,
+        matchers=matchers,
+        mesh=mesh,
+        meter=meter,
+        clock=clock,
+        eager=eager,
+    )

@@ -66,9 +66,12 @@ class Ingress:
         room = self.max_waiting - waiting()
         rows: list[int] = []
         refusals: list[Refusal] = []
+        came: set[str] = set()
         for request in requests:
             held = self.table.row_of(request.rid)
-            if buffers(request.rid) or (held is not None and self.table.output.owned[held]):
+            again = request.rid in came  # whatever became of the first: it was the client's answer (IS-6)
+            came.add(request.rid)
+            if again or buffers(request.rid) or (held is not None and self.table.output.owned[held]):
                 log.warning("request %s: dropped, an id that is still being served", request.rid)
             elif held is not None and holds(held):
                 refusals.append(

@@ -211,6 +211,7 @@ class Output:
         if batch.rows is not self.state.plain:
             plan = logprob_plan(self.table, batch)
             if plan is not NO_LOGPROBS:
+                self._note_lone(batch)
                 return plan
             self.state.plain = batch.rows
         return NO_LOGPROBS
@@ -395,6 +396,13 @@ class Output:
             start = int(self.table.identity.prompt_from[row])
             columns.prompt_logprob_ids[at] = self.table.tokens_of(row)[start : start + len(values)].tolist()
             columns.prompt_top_logprobs[at] = self.state.prompt_tops.pop(row)
+
+    def _note_lone(self, batch: ForwardBatch) -> None:
+        """A prompt of one token has no predecessor: no forward returns its one entry, which is None."""
+        identity, rows = self.table.identity, batch.rows
+        lone = (identity.prompt_from[rows] == 0) & (identity.prompt_len[rows] == 1)
+        for row in rows[lone & (self.table.tokens.known[rows] == 1)].tolist():
+            self.state.prompt_values[row], self.state.prompt_tops[row] = [None], [None]
 
     def _collect_prompt(self, batch: ForwardBatch, result: ForwardResult) -> None:
         identity = self.table.identity

@@ -26,10 +26,12 @@ class Stamped:
 
     Attributes:
         rows: of the latest batch whose requests all have their first token.
+        dispatched: of the latest batch that went out.
         chunks: by row, when each forward with prompt tokens of it landed, and how many they were; kept for traces only.
     """
 
     rows: IndexArray | None = None
+    dispatched: IndexArray | None = None
     chunks: dict[int, list[tuple[float, int]]] = attrs.field(factory=dict[int, list[tuple[float, int]]])
 
 
@@ -52,13 +54,18 @@ class RequestStats:
         """Stamped in the funnel; the queue time starts here (KM-11)."""
         self.table.stats.submitted_s[list(rows)] = now_s
 
-    def seated(self, rows: tuple[int, ...], *, now_s: float) -> None:
-        """These appear in a dispatched forward; only the first time counts (KM-12)."""
-        stats = self.table.stats
-        for row in rows:
-            if not stats.first_scheduled_s[row]:
-                stats.first_scheduled_s[row] = now_s
-                self.meter.queued(now_s - float(stats.submitted_s[row]))
+    def dispatched(self, batch: ForwardBatch, *, now_s: float) -> None:
+        """These requests are in a dispatched forward; only the first time counts (KM-11, KM-12).
+
+        A seat alone is none: blocks may be lacking, or the KV is on its way from another node.
+        """
+        rows, stats = batch.rows, self.table.stats
+        if rows is self.stamped.dispatched:
+            return
+        self.stamped.dispatched = rows
+        for row in rows[stats.first_scheduled_s[rows] == 0].tolist():
+            stats.first_scheduled_s[row] = now_s
+            self.meter.queued(now_s - float(stats.submitted_s[row]))
 
     def preempted(self, rows: tuple[int, ...]) -> None:
         if rows:

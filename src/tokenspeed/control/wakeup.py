@@ -1,11 +1,14 @@
-"""The signal an idle control thread blocks on, and the clock it reads."""
+"""The signal an idle control thread blocks on, and the clocks it reads."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import attrs
+
+from tokenspeed.plane.ports import Clock
 
 
 @attrs.frozen(eq=False)
@@ -30,3 +33,8 @@ class MonotonicClock:
 
     def now_s(self) -> float:
         return time.monotonic()
+
+
+def wall_of(clock: Clock) -> Callable[[], float]:
+    """Seconds since the epoch at `clock`'s zero, anew at each call: the wall clock may be set meanwhile."""
+    return lambda: time.time() - clock.now_s()

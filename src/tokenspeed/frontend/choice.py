@@ -75,6 +75,7 @@ class Choice:
     Attributes:
         single: tokens must be decoded one by one, to know which of them completed a stop string, or
             where in the text each begins.
+        plain: until its end nothing but text can come of it: no stop strings, no log-probabilities.
         prompt_decoder: for the offsets of prompt log-probabilities.
     """
 
@@ -86,12 +87,18 @@ class Choice:
     decoder: StreamDecoder
     search: StopSearch
     single: bool
+    plain: bool
     prompt_decoder: StreamDecoder
     state: ChoiceState = attrs.field(factory=ChoiceState)
 
     def take(self, arrived: Arrived) -> ChoiceDelta:
         """The delta of what arrived; its `finish_reason` tells whether it is the last."""
         state, ids = self.state, arrived.ids
+        if self.plain and arrived.finish is Finish.RUNNING:
+            text = self.decoder.push(ids)
+            state.chars += len(text)
+            state.tokens += len(ids)
+            return self._delta(arrived, text, tuple(ids))
         stop_token = self._stop_token(arrived)
         before = state.chars
         visible = len(ids) if stop_token is None or self.inp.include_stop else len(ids) - 1
@@ -104,18 +111,31 @@ class Choice:
         state.tokens += kept
         finish, reason = self._finish(arrived, matched, stop_token)
         state.ended = finish is not None
+        return self._delta(arrived, text, tuple(ids[:kept]), logprobs, finish, reason, scores)
+
+    def _delta(
+        self,
+        arrived: Arrived,
+        text: str,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprob, ...] = (),
+        finish_reason: str | None = None,
+        stop_reason: str | int | None = None,
+        prompt_logprobs: PromptLogprobs | None = None,
+    ) -> ChoiceDelta:
+        prompt_tokens = len(self.inp.prompt_ids)
         return ChoiceDelta(
             prompt_index=self.prompt_index,
             index=self.index,
             text=text,
-            token_ids=tuple(ids[:kept]),
+            token_ids=token_ids,
             logprobs=logprobs,
-            finish_reason=finish,
-            stop_reason=reason,
-            prompt_logprobs=scores,
-            prompt_tokens=arrived.prompt_tokens or len(self.inp.prompt_ids),
-            cached_tokens=min(arrived.cached_tokens, len(self.inp.prompt_ids)),
-            completion_tokens=state.tokens,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            prompt_logprobs=prompt_logprobs,
+            prompt_tokens=arrived.prompt_tokens or prompt_tokens,
+            cached_tokens=min(arrived.cached_tokens, prompt_tokens),
+            completion_tokens=self.state.tokens,
             weight_version=arrived.weight_version,
         )
 
@@ -184,14 +204,10 @@ class Choice:
         )
 
     def _prompt_logprobs(self, arrived: Arrived) -> PromptLogprobs | None:
-        """Once, with the first tokens; None where they were not asked for. Called before those are counted."""
+        """Once, with the first tokens; None where they were not asked for."""
         wanted, values = self.inp.prompt_logprobs, arrived.prompt_logprobs
-        if wanted is None:
+        if wanted is None or not values:
             return None
-        if not values:
-            # An engine has nothing to send for a prompt of one token, which has no predecessor.
-            alone = len(self.inp.prompt_ids) == 1 and not self.state.tokens and bool(arrived.ids)
-            return (None,) if alone else None
         tops = arrived.prompt_top_logprobs or [None] * len(values)
         found: list[TokenLogprob | None] = []
         chars = 0

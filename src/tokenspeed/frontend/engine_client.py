@@ -74,30 +74,46 @@ def more(known: Sequence[T], new: Sequence[T]) -> Sequence[T]:
     return [*new]
 
 
+def must_wake(_: dict[int, Arrived]) -> bool:
+    """The `Inbox.pass_on` of a consumer that wants everything itself."""
+    return False
+
+
 @attrs.define(eq=False)
 class Inbox:
     """Where the sequences of one consumer arrive. Writers: the engine client, and the timer that expires it.
 
     Attributes:
         rids: of the sequences, by their place in the group.
+        pass_on: asked for the consumer while it waits in `take`: False if it must be woken, and then nothing of
+            what arrived was used. What it raises, `take` raises.
         arrived: by place, what was not taken yet.
+        touched: something came in the running delivery.
     """
 
     rids: tuple[str, ...]
+    pass_on: Callable[[dict[int, Arrived]], bool] = must_wake
     arrived: dict[int, Arrived] = attrs.field(factory=dict[int, Arrived])
     gone: str | None = None
+    failed: Exception | None = None
     expired: bool = False
-    signal: asyncio.Event = attrs.field(factory=asyncio.Event)
+    touched: bool = False
+    ready: bool = False
+    waiter: asyncio.Future[None] | None = None
 
     async def take(self) -> dict[int, Arrived]:
-        """Wait until something came, and take all of it; empty once expired.
+        """Wait until something came, and take all of it; empty once expired. One task at a time.
 
         Raises: EngineDead: the engine is gone; what it sent before is not delivered any more.
         """
-        await self.signal.wait()
-        self.signal.clear()
+        while not self.ready:
+            self.waiter = asyncio.get_running_loop().create_future()
+            await self.waiter
+        self.ready, self.waiter = False, None
         if self.gone is not None:
             raise EngineDead(self.gone)
+        if self.failed is not None:
+            raise self.failed
         taken, self.arrived = self.arrived, {}
         return taken
 
@@ -107,9 +123,29 @@ class Inbox:
             entry = self.arrived[place] = Arrived()
         return entry
 
+    def deliver(self) -> None:
+        """What came is complete for now: pass it on, or wake who waits for it."""
+        self.touched = False
+        waiting = not self.ready and self.waiter is not None and not self.waiter.done()
+        if waiting and self.gone is None and self.failed is None:
+            try:
+                if self.pass_on(self.arrived):
+                    self.arrived.clear()
+                    return
+            except Exception as exc:  # this consumer's alone; it ends by it
+                self.failed = exc
+        self.wake()
+
+    def wake(self) -> None:
+        """There is something to take."""
+        if not self.ready:
+            self.ready = True
+            if self.waiter is not None and not self.waiter.done():
+                self.waiter.set_result(None)
+
     def expire(self) -> None:
         self.expired = True
-        self.signal.set()
+        self.wake()
 
 
 @attrs.define(eq=False)
@@ -225,7 +261,7 @@ class EngineClient:
         self.abort([rid for rid, _ in routes])
         for _, (inbox, place) in routes:
             inbox.at(place).finish = Finish.ABORT
-            inbox.signal.set()
+            inbox.wake()
 
     async def call(self, make: Callable[[int], ControlOp], *, timeout_s: float) -> ControlReply:
         """Carry out one control operation, built by `make` from a fresh call id.
@@ -259,47 +295,51 @@ class EngineClient:
                 self.loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
-        # Cleared first: an event appended after the last popleft schedules another drain.
+        # Cleared first: an event appended after the count schedules another drain, behind what else the loop has to do.
         self.state.scheduled = False
         incoming = self.state.incoming
-        while incoming:
+        touched: list[Inbox] = []
+        for _ in range(len(incoming)):
             match incoming.popleft():
                 case OutputBatch() as batch:
-                    self._deliver(batch)
+                    self._deliver(batch, touched)
                 case ControlReply() as reply:
                     future = self.state.calls.get(reply.call_id)
                     if future is not None and not future.done():
                         future.set_result(reply)
                 case EngineGone(reason=reason):
                     self._gone(reason)
+        for inbox in touched:
+            inbox.deliver()
 
-    def _deliver(self, batch: OutputBatch) -> None:
+    def _deliver(self, batch: OutputBatch, touched: list[Inbox]) -> None:
+        """Put the batch's rows where they belong; `touched` gets each inbox once."""
         state = self.state
         moved = False
-        state.weight_version = batch.weight_version or state.weight_version
+        version = state.weight_version = batch.weight_version or state.weight_version
+        routes, output_ids, finished = state.routes, batch.output_ids, batch.finished
+        scored = any(batch.logprobs) or any(batch.prompt_logprobs)
         for i, rid in enumerate(batch.rids):
-            route = state.routes.get(rid)
+            route = routes.get(rid)
             if route is None:  # ended here already: aborted, or cut at a stop string
                 continue
             moved = True
             inbox, place = route
             entry = inbox.at(place)
-            entry.ids = more(entry.ids, batch.output_ids[i])
-            if batch.logprobs[i]:
-                entry.logprobs = more(entry.logprobs, batch.logprobs[i])
-                entry.top_logprobs = more(entry.top_logprobs, batch.top_logprobs[i])
-            if batch.prompt_logprobs[i]:
-                entry.prompt_logprobs = batch.prompt_logprobs[i]
-                entry.prompt_top_logprobs = batch.prompt_top_logprobs[i]
+            entry.ids = more(entry.ids, output_ids[i])
+            if scored:
+                self._deliver_scores(batch, i, entry)
             entry.prompt_tokens = batch.prompt_tokens[i]
             entry.cached_tokens = batch.cached_tokens[i]
-            entry.weight_version = state.weight_version
-            if batch.finished[i]:
-                entry.finish = Finish(batch.finished[i])
+            entry.weight_version = version
+            if finished[i]:
+                entry.finish = Finish(finished[i])
                 entry.status = batch.status[i]
                 entry.message = batch.messages[i]
-                del state.routes[rid]
-            inbox.signal.set()
+                del routes[rid]
+            if not inbox.touched:
+                inbox.touched = True
+                touched.append(inbox)
         load = batch.load
         if load is not None:
             moved = moved or load != state.load
@@ -308,6 +348,14 @@ class EngineClient:
         if moved:
             state.progress_s = self.clock.now_s()
 
+    def _deliver_scores(self, batch: OutputBatch, i: int, entry: Arrived) -> None:
+        if batch.logprobs[i]:
+            entry.logprobs = more(entry.logprobs, batch.logprobs[i])
+            entry.top_logprobs = more(entry.top_logprobs, batch.top_logprobs[i])
+        if batch.prompt_logprobs[i]:
+            entry.prompt_logprobs = batch.prompt_logprobs[i]
+            entry.prompt_top_logprobs = batch.prompt_top_logprobs[i]
+
     def _gone(self, reason: str) -> None:
         state = self.state
         if state.gone is not None:
@@ -315,7 +363,7 @@ class EngineClient:
         state.gone = reason
         for inbox, _ in state.routes.values():
             inbox.gone = reason
-            inbox.signal.set()
+            inbox.wake()
         state.routes.clear()
         for future in state.calls.values():
             if not future.done():

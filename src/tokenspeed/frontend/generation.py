@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import attrs
+import msgspec
 
 from tokenspeed.plane.messages import Int32Array, SamplingParams
 
@@ -65,9 +66,8 @@ PromptLogprobs: TypeAlias = tuple[TokenLogprob | None, ...]
 """By prompt position; the first token has no predecessor and so None."""
 
 
-@attrs.frozen(kw_only=True)
-class ChoiceDelta:
-    """What became known of one choice.
+class ChoiceDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What became known of one choice. A value; a struct because one is made for every token.
 
     Attributes:
         prompt_index: which of the prompts handed over together.

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import attrs
 
+from tokenspeed.frontend.generation import ChoiceDelta
 from tokenspeed.plane.messages import LoadReport
 
 
@@ -27,7 +28,7 @@ class RequestMeter(Protocol):
 
     def first_token(self, *, seconds: float, prompt_tokens: int, cached_tokens: int) -> None: ...
 
-    def tokens(self, *, count: int, gap_s: float | None) -> None:
+    def tokens(self, count: int, gap_s: float | None) -> None:
         """`count` new tokens of one choice; `gap_s` since its previous ones, None for the first."""
         ...
 
@@ -38,6 +39,27 @@ class RequestMeter(Protocol):
     def request_ended(self, *, seconds: float, most_tokens: int) -> None:
         """`most_tokens`: of the longest of its choices."""
         ...
+
+
+class DeltaSink(Protocol):
+    """Sends deltas on at once, where their consumer would be woken for nothing else. Loop thread only."""
+
+    def takes(self) -> bool:
+        """Whether what is put now is sent without waiting."""
+        ...
+
+    def put(self, delta: ChoiceDelta) -> None: ...
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class NoSink:
+    """Of a consumer that wants to be woken."""
+
+    def takes(self) -> bool:
+        return False
+
+    def put(self, delta: ChoiceDelta) -> None:
+        """Never called."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -53,7 +75,7 @@ class QuietMeter:
     def first_token(self, *, seconds: float, prompt_tokens: int, cached_tokens: int) -> None:
         pass
 
-    def tokens(self, *, count: int, gap_s: float | None) -> None:
+    def tokens(self, count: int, gap_s: float | None) -> None:
         pass
 
     def choice_ended(self, *, reason: str, tokens: int, decode_s: float) -> None:

@@ -18,10 +18,12 @@ from email.utils import formatdate
 import attrs
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from tokenspeed.errors import SettingsError
 from tokenspeed.frontend.http.api import Api
+from tokenspeed.frontend.http.stream import FLOW
 
 log = logging.getLogger("tokenspeed.http")
 
@@ -82,6 +84,22 @@ class _DatedState(ServerState):
     @default_headers.setter
     def default_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
         """The base class begins with none."""
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's, showing its flow control to responses, and leaving nothing for a collection when it ends."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {FLOW: self.flow}  # type: ignore[dict-item]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        # A connection that is reset while it idles would stay, with its last request, until its timer is due.
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+        # asyncio's transport holds this method of its own for as long as it lives; it reads no more.
+        vars(self.transport).pop("_read_ready_cb", None)
 
 
 class _Server(uvicorn.Server):
@@ -154,7 +172,7 @@ async def serving(app: ASGIApp, api: Api, sock: socket.socket) -> AsyncGenerator
         access_log=False,
         lifespan="off",
         interface="asgi3",
-        http="httptools",
+        http=_Protocol,
         ws="none",
         proxy_headers=False,
         server_header=False,

@@ -10,16 +10,17 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 
 import attrs
 
 from tokenspeed.errors import EngineDead, RequestError
 from tokenspeed.frontend.calls import UNNAMED, CallLog, CallName, NoCallLog
 from tokenspeed.frontend.choice import Choice, NoStops
-from tokenspeed.frontend.engine_client import Arrived, EngineClient, Inbox
+from tokenspeed.frontend.engine_client import Arrived, EngineClient, Inbox, must_wake
 from tokenspeed.frontend.gate import SequenceGate
 from tokenspeed.frontend.generation import ChoiceDelta, ChoiceResult, GenerationInput, joined
-from tokenspeed.frontend.ports import RequestMeter
+from tokenspeed.frontend.ports import DeltaSink, NoSink, RequestMeter
 from tokenspeed.frontend.routing import Router
 from tokenspeed.frontend.text.detok import StreamDecoder
 from tokenspeed.frontend.text.stops import StopMatcher, prepare_stops
@@ -29,6 +30,7 @@ from tokenspeed.plane.messages import EngineInfo, Finish, GenerateRequest, Sampl
 from tokenspeed.plane.ports import Clock
 from tokenspeed.plane.traces import NoTracer, Tracer
 
+NO_SINK = NoSink()
 CLIENT_LEFT = 499
 """Told of a call whose consumer went away before its end."""
 
@@ -121,14 +123,20 @@ class GenerationService:
         """Of all engines; while they differ, each different one, in the engines' order."""
         return ", ".join(dict.fromkeys(engine.weight_version for engine in self.engines))
 
-    def stream(self, inp: GenerationInput, call: CallName = UNNAMED) -> AsyncGenerator[ChoiceDelta, None]:
+    def stream(
+        self, inp: GenerationInput, call: CallName = UNNAMED, sink: DeltaSink = NO_SINK
+    ) -> AsyncGenerator[ChoiceDelta, None]:
         """Deltas of all `n` choices of one prompt, in order of arrival; see `stream_batch`."""
-        return self.stream_batch((inp,), call)
+        return self.stream_batch((inp,), call, sink)
 
     async def stream_batch(
-        self, inputs: Sequence[GenerationInput], call: CallName = UNNAMED
+        self, inputs: Sequence[GenerationInput], call: CallName = UNNAMED, sink: DeltaSink = NO_SINK
     ) -> AsyncGenerator[ChoiceDelta, None]:
         """Deltas of all choices of all `inputs`, in order of arrival; close it to cancel what still runs.
+
+        Args:
+            sink: gets the deltas that come while the next one is awaited here, if they have nothing but text and
+                it takes them; these are not yielded.
 
         Raises:
             RequestError: refused (429: no room), ended by the engine, or over the time limit (408).
@@ -143,6 +151,7 @@ class GenerationService:
             await self.gate.enter(total)
             held = total
             group = self._start(inputs, call, began_s)
+            group.inbox.pass_on = partial(self._pass_on, group, sink)
             self.live.groups.add(group)
             limit_s = min([self.timeout_s, *(inp.timeout_s for inp in inputs if inp.timeout_s is not None)])
             timer = asyncio.get_running_loop().call_later(limit_s, group.inbox.expire)
@@ -178,6 +187,18 @@ class GenerationService:
             self.gate.leave(held)
             rids = () if group is None else group.inbox.rids
             self.calls.ended(call, rids=rids, status=status, seconds=self.clock.now_s() - began_s)
+
+    def _pass_on(self, group: Group, sink: DeltaSink, arrived: dict[int, Arrived]) -> bool:
+        """Put what arrived into `sink`; False if that cannot be done for all of it, or must not."""
+        choices = group.choices
+        for place, entry in arrived.items():
+            if entry.finish is not Finish.RUNNING or not choices[place].plain or choices[place].state.last_s is None:
+                return False
+        if group.inbox.expired or not sink.takes():
+            return False
+        for place, entry in arrived.items():
+            sink.put(self._take(group, choices[place], entry))
+        return True
 
     async def run(self, inp: GenerationInput, call: CallName = UNNAMED) -> list[ChoiceResult]:
         """All choices of one prompt, by index."""
@@ -230,6 +251,7 @@ class GenerationService:
             ),
             search=StopMatcher(words=prepare_stops(inp.stop), include=inp.include_stop) if inp.stop else NoStops(),
             single=bool(inp.stop) or inp.logprobs is not None,
+            plain=not inp.stop and inp.logprobs is None and inp.prompt_logprobs is None,
             prompt_decoder=StreamDecoder(tokenizer=self.tokenizer, skip_special_tokens=False),
         )
 
@@ -238,27 +260,26 @@ class GenerationService:
         delta = choice.take(entry)
         now_s, state = self.clock.now_s(), choice.state
         if delta.token_ids:
-            if choice.prompt_index not in group.answered:
-                group.answered.add(choice.prompt_index)
-                self.meter.first_token(
-                    seconds=now_s - group.began_s,
-                    prompt_tokens=delta.prompt_tokens,
-                    cached_tokens=delta.cached_tokens,
-                )
-            group.span.answered(
-                prompt_index=choice.prompt_index,
-                prompt_tokens=delta.prompt_tokens,
-                output_tokens=len(delta.token_ids),
-                now_s=now_s,
-            )
+            if state.last_s is None:
+                state.first_s = now_s
+                self._answered(group, delta, now_s)
             gap_s = None if state.last_s is None else now_s - state.last_s
-            self.meter.tokens(count=len(delta.token_ids), gap_s=gap_s)
-            state.first_s = now_s if state.first_s is None else state.first_s
+            self.meter.tokens(len(delta.token_ids), gap_s)
             state.last_s = now_s
         if delta.finish_reason is not None:
             group.engine.abort((choice.rid,))  # nothing to do unless a stop string ended it
             self._ended(group, choice, delta.finish_reason, now_s)
         return delta
+
+    def _answered(self, group: Group, delta: ChoiceDelta, now_s: float) -> None:
+        """A choice's first token came; it may be its prompt's."""
+        if delta.prompt_index in group.answered:
+            return
+        group.answered.add(delta.prompt_index)
+        self.meter.first_token(
+            seconds=now_s - group.began_s, prompt_tokens=delta.prompt_tokens, cached_tokens=delta.cached_tokens
+        )
+        group.span.answered(prompt_index=delta.prompt_index, prompt_tokens=delta.prompt_tokens, now_s=now_s)
 
     def _ended(self, group: Group, choice: Choice, reason: str, now_s: float) -> None:
         choice.state.ended = True
@@ -274,11 +295,13 @@ class GenerationService:
     def _close(self, group: Group, reason: str) -> None:
         """Stop what still runs: the consumer left, or something failed."""
         group.engine.abort(group.inbox.rids)
+        group.inbox.pass_on = must_wake  # lets go of the group
         now_s, outcome = self.clock.now_s(), reason if group.live else "finished"
         for choice in group.choices:
             if not choice.state.ended:
                 self._ended(group, choice, reason, now_s)
-        group.span.end(began_s=group.began_s, now_s=now_s, wall_s=time.time(), reason=outcome)
+        made = sum(choice.state.tokens for choice in group.choices)
+        group.span.end(began_s=group.began_s, now_s=now_s, wall_s=time.time(), output_tokens=made, reason=outcome)
 
 
 def _status_of(exc: Exception) -> int:

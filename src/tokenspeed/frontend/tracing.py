@@ -44,26 +44,25 @@ class CallSpan:
     choices: int
     first_s: float | None = None
     prompt_tokens: dict[int, int] = attrs.field(factory=dict[int, int])
-    output_tokens: int = 0
 
     @property
     def handed_on(self) -> str:
         """What the engine is told to put its spans under."""
         return self.trace if self.begun is None else self.begun.trace
 
-    def answered(self, *, prompt_index: int, prompt_tokens: int, output_tokens: int, now_s: float) -> None:
+    def answered(self, *, prompt_index: int, prompt_tokens: int, now_s: float) -> None:
+        """A prompt's first token came."""
         self.first_s = now_s if self.first_s is None else self.first_s
         self.prompt_tokens[prompt_index] = prompt_tokens
-        self.output_tokens += output_tokens
 
-    def end(self, *, began_s: float, now_s: float, wall_s: float, reason: str) -> None:
+    def end(self, *, began_s: float, now_s: float, wall_s: float, output_tokens: int, reason: str) -> None:
         """`wall_s`: seconds since the epoch at `now_s`."""
         if self.begun is None:
             return
         attributes: list[tuple[str, Attribute]] = [
             ("gen_ai.request.n", self.choices),
             ("gen_ai.usage.prompt_tokens", sum(self.prompt_tokens.values())),
-            ("gen_ai.usage.completion_tokens", self.output_tokens),
+            ("gen_ai.usage.completion_tokens", output_tokens),
             ("gen_ai.latency.e2e", now_s - began_s),
             ("tokenspeed.ended", reason),
         ]

@@ -47,7 +47,11 @@ class TextWorkers:
         future = self.pool.submit(job)
         # Counted until the thread is done with it, not until the caller stops waiting.
         future.add_done_callback(lambda _: self._finished(loop))
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            # A failure's traceback has this frame: with the future in it, the whole request would be a cycle.
+            del future
 
     def close(self) -> None:
         self.pool.shutdown(cancel_futures=True)

@@ -3,6 +3,8 @@
 ``python -m tokenspeed.grammar.child``; msgpack messages with a length of four bytes before each. The
 first one in says what to compile for and is answered when the library is loaded; each further one is a
 grammar, answered by why it cannot be compiled, or "". It ends with its input.
+
+The library is imported without torch. Where that does not do, the process begins anew with `WHOLE`.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ from typing import BinaryIO
 import msgspec
 
 from tokenspeed.grammar.backend import GrammarRefused, load_backend
+from tokenspeed.grammar.light_import import import_without
 from tokenspeed.grammar.vocabulary import Vocabulary
 from tokenspeed.plane.grammar import GrammarSource
 
 LENGTH = struct.Struct("<I")
 NICENESS = 10
+WHOLE = "whole"
+"""The argument with which the library gets all that it imports."""
 
 
 class Begin(msgspec.Struct, array_like=True):
@@ -60,7 +65,12 @@ def address_space() -> int:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's interrupt is for the engine, which closes us
-    os.nice(NICENESS)
+    if WHOLE not in sys.argv:
+        os.nice(NICENESS)
+        try:
+            import_without(("torch", "transformers"), ("tvm_ffi", "xgrammar"))
+        except Exception:  # whatever it was: this version of the library needs more of them than their names
+            os.execv(sys.executable, [sys.executable, "-m", "tokenspeed.grammar.child", WHOLE])  # noqa: S606 - ourselves
     inp, out = sys.stdin.buffer, sys.stdout.buffer
     first = read(inp)
     if first is None:

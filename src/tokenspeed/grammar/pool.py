@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from functools import partial
 
 import attrs
 
@@ -16,6 +18,8 @@ from tokenspeed.grammar.process import Trial
 from tokenspeed.grammar.vocabulary import Vocabulary
 from tokenspeed.plane.grammar import GrammarSource, GrammarVerdict
 from tokenspeed.plane.ports import Wakeup
+
+log = logging.getLogger("tokenspeed.grammar")
 
 THREAD_NAME = "ts-grammar"
 
@@ -94,6 +98,12 @@ class CompilePool:
     now_s: Callable[[], float] = time.monotonic
     state: PoolState = attrs.field(factory=PoolState)
 
+    def warm(self, after_s: float) -> None:
+        """Load what the first grammar needs on a worker, unless one comes within `after_s`. Any thread; returns."""
+        with self.state.changed:
+            if not self.state.threads and not self.state.closed:
+                self._start_worker(partial(self._warm, after_s))
+
     # ---- the control thread -------------------------------------------------------------------
 
     def submit(self, source: GrammarSource) -> int:
@@ -153,10 +163,14 @@ class CompilePool:
         state.open[source] = one
         state.queue.append(one)
         if state.idle < len(state.queue) and len(state.threads) < self.workers:
-            thread = threading.Thread(target=self._serve, name=f"{THREAD_NAME}-{len(state.threads)}", daemon=True)
-            state.threads.append(thread)
-            thread.start()
+            self._start_worker(None)
         state.changed.notify()
+
+    def _start_worker(self, first: Callable[[Trial], None] | None) -> None:
+        threads = self.state.threads
+        name = f"{THREAD_NAME}-{len(threads)}"
+        threads.append(threading.Thread(target=self._serve, args=(first,), name=name, daemon=True))
+        threads[-1].start()
 
     def _say(self, handle: int, error: str = "", *, status: int = 400, compile_s: float | None = None) -> None:
         verdict = GrammarVerdict(handle=handle, error=error, status=status, compile_s=compile_s)
@@ -165,13 +179,16 @@ class CompilePool:
 
     # ---- a worker -----------------------------------------------------------------------------
 
-    def _serve(self) -> None:
+    def _serve(self, first: Callable[[Trial], None] | None) -> None:
+        """Args: first: done ahead of any grammar."""
         state, trial = self.state, self.trial()
         with state.changed:
             state.trials.append(trial)
             if state.closed:
                 trial.close()
         try:
+            if first is not None:
+                first(trial)
             while (one := self._next(trial)) is not None:
                 try:
                     made = self._compile(one, trial)
@@ -211,13 +228,31 @@ class CompilePool:
 
     def _tried(self, one: Compilation, trial: Trial) -> CompiledGrammar:
         trial.start()  # it loads the library while we do
+        vocabulary, backend = self._loaded()
+        trial.attempt(one.source, vocabulary)
+        return backend.compile(one.source)
+
+    def _loaded(self) -> tuple[Vocabulary, GrammarBackend]:
         loaded = self.state.loaded
         with loaded.lock:
             if loaded.backend is None or loaded.vocabulary is None:
                 loaded.vocabulary = self.vocabulary()
                 loaded.backend = self.load(loaded.vocabulary)
-        trial.attempt(one.source, loaded.vocabulary)
-        return loaded.backend.compile(one.source)
+        return loaded.vocabulary, loaded.backend
+
+    def _warm(self, after_s: float, trial: Trial) -> None:
+        state = self.state
+        with state.changed:
+            state.idle += 1
+            wanted = state.changed.wait_for(lambda: state.queue or state.closed, after_s)
+            state.idle -= 1
+        if wanted:
+            return
+        trial.start()
+        try:
+            trial.prepare(self._loaded()[0])
+        except Exception as error:  # the first grammar will find the same, and tell its client
+            log.warning("grammars: the compiler could not be loaded ahead: %s", error)
 
     def _settle(self, one: Compilation, made: CompiledGrammar | None, error: str = "", *, status: int = 400) -> None:
         state = self.state

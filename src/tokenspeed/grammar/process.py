@@ -20,6 +20,7 @@ from tokenspeed.grammar.limits import GrammarLimits
 from tokenspeed.grammar.vocabulary import Vocabulary
 from tokenspeed.plane.grammar import GrammarSource
 
+COMMAND = (sys.executable, "-m", "tokenspeed.grammar.child")
 START_S = 300.0
 """For the start of the process: it imports the library, on a machine that may be busy."""
 
@@ -29,6 +30,10 @@ class Trial(Protocol):
 
     def start(self) -> None:
         """Begin to start, without waiting for it."""
+        ...
+
+    def prepare(self, vocabulary: Vocabulary) -> None:
+        """Wait until the next attempt would begin at once. Raises: GrammarRefused: it cannot."""
         ...
 
     def attempt(self, source: GrammarSource, vocabulary: Vocabulary) -> None:
@@ -63,6 +68,7 @@ class CompileProcess:
     """`Trial` in a process of its own, with a limit of time and of memory."""
 
     limits: GrammarLimits
+    command: tuple[str, ...] = COMMAND
     state: ProcessState = attrs.field(factory=ProcessState)
 
     def start(self) -> None:
@@ -71,8 +77,8 @@ class CompileProcess:
                 return
             if self.state.process is None or self.state.process.poll() is not None:
                 self._reap()
-                self.state.process = subprocess.Popen(
-                    [sys.executable, "-m", "tokenspeed.grammar.child"],
+                self.state.process = subprocess.Popen(  # noqa: S603 - our own module
+                    self.command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
@@ -80,11 +86,19 @@ class CompileProcess:
                 )
                 self.state.begun = False
 
+    def prepare(self, vocabulary: Vocabulary) -> None:
+        self._told(vocabulary, None)
+
     def attempt(self, source: GrammarSource, vocabulary: Vocabulary) -> None:
+        self._told(vocabulary, Job(kind=source.kind, text=source.text))
+
+    def _told(self, vocabulary: Vocabulary, job: Job | None) -> None:
+        """Begin, unless it has, and do `job`."""
         self.start()
         process = self.state.process
         if process is None:
             raise GrammarRefused("the compiler was closed")
+        answer = ""
         try:
             if not self.state.begun:
                 begin = Begin(
@@ -95,8 +109,8 @@ class CompileProcess:
                 )
                 _ask(process, msgspec.msgpack.encode(begin), START_S)
                 self.state.begun = True
-            job = msgspec.msgpack.encode(Job(kind=source.kind, text=source.text))
-            answer = _ask(process, job, self.limits.compile_s)
+            if job is not None:
+                answer = _ask(process, msgspec.msgpack.encode(job), self.limits.compile_s)
         except TimeoutError:
             self.kill()
             what = f"it takes longer than {self.limits.compile_s:g} s (grammar.compile_s)"

@@ -1,8 +1,8 @@
-"""The child's side: take the order, report, stop when told, and never outlive the launcher.
+"""The child's side: take the start message, report, stop when asked, and never outlive the launcher.
 
 A child is a fresh interpreter (``python -m``, not a fork: threads and locks of the launcher must not
 be copied, and not multiprocessing's spawn: that imports the launcher's main module and adds a helper
-process of its own). It inherits one end of a channel, over which its order comes.
+process of its own). It inherits one end of a channel, over which its start message comes.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import NoReturn, TypeVar
 
 import attrs
 
-from tokenspeed.launch.orders import Advanced, Dial, FromChild, Order, Stop, failure_of
+from tokenspeed.launch.messages import Dial, FromChild, LoadProgress, StartMessage, Stop, failure_of
 from tokenspeed.launch.signals import SignalPipe, open_signal_pipe
 from tokenspeed.telemetry.logs import Logs, start_logging
 
 PR_SET_PDEATHSIG = 1
-LEAVE_S = 0.5
+LOG_CLOSE_S = 0.5
 """How long a log that nobody reads may hold up the end of a process."""
 
-O = TypeVar("O", bound=Order)
+S = TypeVar("S", bound=StartMessage)
 
 
 @attrs.define(eq=False)
@@ -43,9 +43,9 @@ class ParentState:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Parent:
-    """The launcher, as its child sees it. The thread ``ts-launch`` hears orders and the launcher's end.
+    """The launcher, as its child sees it. The thread ``ts-launch`` receives its messages and notices its end.
 
-    Outside `serving` nothing needs an orderly end: a `Stop` leaves at once, and SIGTERM has its
+    Outside `serving` nothing needs an orderly end: a `Stop` exits at once, and SIGTERM has its
     default effect.
     """
 
@@ -57,12 +57,12 @@ class Parent:
     state: ParentState = attrs.field(factory=ParentState)
 
     def report(self, message: FromChild) -> None:
-        """Any thread. A launcher that is gone is not told; its end reaches ``ts-launch``."""
+        """Any thread. Nothing is sent to a launcher that is gone; its end reaches ``ts-launch``."""
         with self.lock, contextlib.suppress(OSError):
             self.channel.send(message)
 
     def address(self) -> str:
-        """Block until the launcher has told where to dial."""
+        """Block until the launcher has sent where to dial."""
         return self.addresses.get()
 
     @contextlib.contextmanager
@@ -79,9 +79,9 @@ class Parent:
         return self.state.stopping
 
     def fail(self, exc: BaseException) -> NoReturn:
-        """Write what was logged, tell the launcher (KM-33), and leave without finalization: no thread may hold
+        """Write what was logged, report to the launcher (KM-33), and exit without finalization: no thread may hold
         the process (SS-4)."""
-        self.logs.close(timeout_s=LEAVE_S)
+        self.logs.close(timeout_s=LOG_CLOSE_S)
         self.report(failure_of(exc))
         _exit(1)
 
@@ -95,10 +95,10 @@ class Parent:
                 self._stop()
             if self.channel in ready:
                 try:
-                    order = self.channel.recv()
+                    message = self.channel.recv()
                 except (EOFError, OSError):
                     os._exit(1)  # the launcher is gone: nobody would stop this process later
-                self._obey(order)
+                self._handle(message)
 
     def end(self, listener: threading.Thread) -> None:
         """The work is done: join ``ts-launch``, close the channel."""
@@ -109,8 +109,8 @@ class Parent:
         self.pipe.close()
         self.logs.close()
 
-    def _obey(self, order: object) -> None:
-        match order:
+    def _handle(self, message: object) -> None:
+        match message:
             case Dial(address=address):
                 self.addresses.put(address)
             case Stop():
@@ -121,11 +121,11 @@ class Parent:
             self.state.stopping = True
             on_stop = self.state.on_stop
         if on_stop is None:
-            self._leave(0)
+            self._exit(0)
         on_stop()
 
-    def _leave(self, status: int) -> NoReturn:
-        self.logs.close(timeout_s=LEAVE_S)
+    def _exit(self, status: int) -> NoReturn:
+        self.logs.close(timeout_s=LOG_CLOSE_S)
         _exit(status)
 
 
@@ -142,25 +142,25 @@ class ChannelProgress:
     parent: Parent
 
     def step(self, what: str, done: int, total: int) -> None:
-        self.parent.report(Advanced(what=what, done=done, total=total))
+        self.parent.report(LoadProgress(what=what, done=done, total=total))
 
 
-def run_child(argv: Sequence[str], kind: type[O], work: Callable[[Parent, O], None]) -> int:
+def run_child(argv: Sequence[str], kind: type[S], work: Callable[[Parent, S], None]) -> int:
     """Be a child of the launcher that gave ``argv = [program, channel descriptor, launcher's pid]``.
 
     Args:
-        kind: of the order this program takes.
+        kind: of the start message this program takes.
         work: everything this process is for, on the main thread. What it raises ends the process
-            with status 1, told to the launcher.
+            with status 1, reported to the launcher.
     Returns: the exit status of an orderly end.
     """
     die_with(int(argv[2]))
     faulthandler.enable()
-    # A terminal sends its interrupt to the launcher, which tells its children.
+    # A terminal sends its interrupt to the launcher, which stops its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Connection(int(argv[1]))
     try:
-        order = channel.recv()
+        start = channel.recv()
     except EOFError:
         os._exit(1)
     parent = Parent(
@@ -168,14 +168,14 @@ def run_child(argv: Sequence[str], kind: type[O], work: Callable[[Parent, O], No
         lock=threading.Lock(),
         addresses=queue.SimpleQueue(),
         pipe=open_signal_pipe(),
-        logs=start_logging(order.settings.log, own_process=True),
+        logs=start_logging(start.settings.log, own_process=True),
     )
     listener = threading.Thread(target=parent.listen, name="ts-launch", daemon=True)
     listener.start()
     try:
-        if not isinstance(order, kind):
-            raise TypeError(f"expected a {kind.__name__}, got {type(order).__name__}")  # noqa: TRY301 - told below
-        work(parent, order)
+        if not isinstance(start, kind):
+            raise TypeError(f"expected a {kind.__name__}, got {type(start).__name__}")  # noqa: TRY301 - reported below
+        work(parent, start)
     except BaseException as exc:
         parent.fail(exc)
     parent.end(listener)

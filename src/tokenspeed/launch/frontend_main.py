@@ -10,7 +10,7 @@ from typing import Protocol
 
 from tokenspeed.checkpoint.sources import ResolvedModel
 from tokenspeed.launch.child import Parent, run_child
-from tokenspeed.launch.orders import Bound, Ended, FrontendOrder, Ready
+from tokenspeed.launch.messages import Bound, Exiting, Ready, StartFrontend
 from tokenspeed.plane.ports import EngineLink
 from tokenspeed.settings.model import Settings
 from tokenspeed.wire.zmq_frontend import bind_hub
@@ -45,32 +45,32 @@ class BuildServer(Protocol):
     ) -> Server: ...
 
 
-def run_frontend(parent: Parent, order: FrontendOrder, build: BuildServer) -> None:
-    """Everything between the order and the end of this process."""
-    hub = bind_hub(engines=order.engines)
+def run_frontend(parent: Parent, start: StartFrontend, build: BuildServer) -> None:
+    """Everything between the start message and the end of this process."""
+    hub = bind_hub(engines=start.engines)
     try:
         parent.report(Bound(address=hub.address))
-        with socket.socket(fileno=order.listener) as sock:
+        with socket.socket(fileno=start.listener) as sock:
             server = build(
-                order.settings,
-                order.resolved,
+                start.settings,
+                start.resolved,
                 # Without a deadline: engines load for as long as they need, and the launcher watches them.
                 hub.wait_for_engines,
                 sock,
                 on_ready=lambda url: parent.report(Ready(url=url)),
-                ranks_dir=None if order.metrics is None else order.metrics.directory,
+                ranks_dir=None if start.metrics is None else start.metrics.directory,
             )
             with parent.serving(server.stop):
                 server.run()
         if not parent.stopping:
-            parent.report(Ended(why="the HTTP server ended"))
+            parent.report(Exiting(why="the HTTP server ended"))
     finally:
         hub.close()
 
 
 def frontend_process(build: BuildServer, argv: Sequence[str]) -> int:
     """The process's exit status; `build` makes its server."""
-    return run_child(argv, FrontendOrder, lambda parent, order: run_frontend(parent, order, build))
+    return run_child(argv, StartFrontend, lambda parent, start: run_frontend(parent, start, build))
 
 
 def settle() -> None:
@@ -96,7 +96,7 @@ def main() -> int:
         on_ready: Callable[[str], None],
         ranks_dir: str | None,
     ) -> Server:
-        # Imported when the order is there: a fault in it is told to the launcher like any other.
+        # Imported when the start message is there: a fault in it is reported to the launcher like any other.
         from tokenspeed.compose.serving import serve_http
 
         server = serve_http(settings, resolved, connect, sock, on_ready=on_ready, ranks_dir=ranks_dir)

@@ -19,7 +19,7 @@ from tokenspeed.checkpoint.open import open_checkpoint
 from tokenspeed.errors import TokenspeedError
 from tokenspeed.frontend.text.tokenizer_files import write_tokenizer_folder
 from tokenspeed.launch.child import Parent, run_child
-from tokenspeed.launch.orders import Bound, GatewayOrder, Ready
+from tokenspeed.launch.messages import Bound, Ready, StartGateway
 from tokenspeed.settings.model import Settings
 
 GATEWAY = ("-P", "-m", "tokenspeed.launch.gateway_process")
@@ -69,19 +69,19 @@ def gateway_arguments(settings: Settings, *, model: str, port: int, wire: str, m
     ]
 
 
-def run_gateway(parent: Parent, order: GatewayOrder) -> None:
-    """Everything between the order and the end of this process."""
-    settings = order.settings
+def run_gateway(parent: Parent, start: StartGateway) -> None:
+    """Everything between the start message and the end of this process."""
+    settings = start.settings
     with (
         tempfile.TemporaryDirectory(prefix="tokenspeed-gateway-") as folder,
         reserved_port() as wire_port,
         reserved_port() as metrics_port,
     ):
         wire = f"tcp://{LOOPBACK}:{wire_port}"
-        model = model_name(order.resolved.served_name)
-        write_tokenizer_folder(open_checkpoint(order.resolved), Path(folder) / model)
+        model = model_name(start.resolved.served_name)
+        write_tokenizer_folder(open_checkpoint(start.resolved), Path(folder) / model)
         command = [sys.executable, *GATEWAY, str(os.getpid())]
-        command += gateway_arguments(settings, model=model, port=order.port, wire=wire, metrics_port=metrics_port)
+        command += gateway_arguments(settings, model=model, port=start.port, wire=wire, metrics_port=metrics_port)
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
         if settings.server.api_key is not None:
             environment["SMG_API_KEY"] = settings.server.api_key
@@ -91,7 +91,7 @@ def run_gateway(parent: Parent, order: GatewayOrder) -> None:
         )
         parent.report(Bound(address=wire))
         with parent.serving(process.terminate):
-            url = f"http://{settings.server.host}:{order.port}"
+            url = f"http://{settings.server.host}:{start.port}"
             if _until_ready(process, url):
                 parent.report(Ready(url=url))
             status = process.wait()
@@ -115,7 +115,7 @@ def _until_ready(process: subprocess.Popen[bytes], url: str) -> bool:
 
 
 def main(argv: Sequence[str] = ()) -> int:
-    return run_child(argv or sys.argv, GatewayOrder, run_gateway)
+    return run_child(argv or sys.argv, StartGateway, run_gateway)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from tokenspeed.checkpoint.progress import Progress
 from tokenspeed.checkpoint.sources import ResolvedModel
 from tokenspeed.launch.child import ChannelProgress, Parent, run_child
 from tokenspeed.launch.dump_signal import dumping_on_signal
-from tokenspeed.launch.orders import Ended, RankOrder, Ready
+from tokenspeed.launch.messages import Exiting, Ready, StartRank
 from tokenspeed.launch.thread_names import tell_thread_names
 from tokenspeed.plane.messages import EngineInfo
 from tokenspeed.plane.ports import FrontendLink, Meter, Wakeup
@@ -65,14 +65,14 @@ class Dialler:
     """Connects the engine when it is built, and keeps the link for its last words."""
 
     parent: Parent
-    order: RankOrder
+    start: StartRank
     state: DialState = attrs.field(factory=DialState)
 
     def __call__(self, info: EngineInfo, wakeup: Wakeup) -> FrontendLink:
-        order = self.order
-        self.state.address = order.handshake or self.parent.address()
-        mine = attrs.evolve(info, engine_index=order.index, engine_count=order.count)
-        timeout_s = order.settings.wire.handshake_timeout_s
+        start = self.start
+        self.state.address = start.handshake or self.parent.address()
+        mine = attrs.evolve(info, engine_index=start.index, engine_count=start.count)
+        timeout_s = start.settings.wire.handshake_timeout_s
         self.state.link = dial_frontend(self.state.address, mine, wakeup=wakeup, timeout_s=timeout_s)
         return self.state.link
 
@@ -82,18 +82,18 @@ class Dialler:
             self.state.link.close()
 
 
-def run_rank(parent: Parent, order: RankOrder, build: BuildEngine) -> None:
-    """Everything between the order and the end of this process."""
-    dial = Dialler(parent=parent, order=order)
+def run_rank(parent: Parent, start: StartRank, build: BuildEngine) -> None:
+    """Everything between the start message and the end of this process."""
+    dial = Dialler(parent=parent, start=start)
     with ExitStack() as lifetime:
         meters = None
-        if order.metrics is not None:
-            meters = open_rank_meters(order.settings.metrics, index=order.index, relay=order.metrics.relay)
+        if start.metrics is not None:
+            meters = open_rank_meters(start.settings.metrics, index=start.index, relay=start.metrics.relay)
             lifetime.callback(meters.close)
         built = build(
-            order.settings,
+            start.settings,
             connect=dial,
-            resolved=order.resolved,
+            resolved=start.resolved,
             progress=ChannelProgress(parent),
             own_process=True,
             meter_for=None if meters is None else meters.meter_for,
@@ -110,22 +110,17 @@ def run_rank(parent: Parent, order: RankOrder, build: BuildEngine) -> None:
                 dial.announce_death()
                 parent.fail(exc)
         if not parent.stopping:
-            parent.report(Ended(why=f"the frontend at {dial.state.address} disconnected"))
-
-
-def rank_process(build: BuildEngine, argv: Sequence[str]) -> int:
-    """The process's exit status; `build` makes its engine."""
-    return run_child(argv, RankOrder, lambda parent, order: run_rank(parent, order, build))
+            parent.report(Exiting(why=f"the frontend at {dial.state.address} disconnected"))
 
 
 def main() -> int:
-    def build(*args: object, **fields: object) -> AbstractContextManager[Engine]:
-        # Imported when the order is there: a fault in it is told to the launcher like any other.
+    def run(parent: Parent, start: StartRank) -> None:
+        # Imported when the start message is there: a fault in it is reported to the launcher like any other.
         from tokenspeed.compose.engine import rank_engine
 
-        return rank_engine(*args, **fields)  # type: ignore[arg-type]
+        run_rank(parent, start, rank_engine)
 
-    return rank_process(build, sys.argv)
+    return run_child(sys.argv, StartRank, run)
 
 
 if __name__ == "__main__":

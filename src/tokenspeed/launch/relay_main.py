@@ -9,21 +9,21 @@ from prometheus_client import start_http_server
 
 from tokenspeed.errors import SettingsError
 from tokenspeed.launch.child import Parent, run_child
-from tokenspeed.launch.orders import Ready, RelayOrder
+from tokenspeed.launch.messages import Ready, StartRelay
 from tokenspeed.settings.model import MetricsSettings
 from tokenspeed.telemetry.outputs import open_outputs
 from tokenspeed.telemetry.registry import rank_files_registry
 from tokenspeed.telemetry.relay import open_relay
 
 
-def run_relay(parent: Parent, order: RelayOrder) -> None:
-    settings, address = order.settings.metrics, order.metrics.relay
+def run_relay(parent: Parent, start: StartRelay) -> None:
+    settings, address = start.settings.metrics, start.metrics.relay
     if address is None:
-        raise SettingsError("metrics.outputs: the order names no address to listen on")
+        raise SettingsError("metrics.outputs: the start message names no address to listen on")
     with ExitStack() as lifetime:
         relay = open_relay(address, open_outputs(settings.outputs), queue=settings.queue)
         lifetime.callback(relay.close)
-        url = "" if settings.port is None else _serve_files(settings, order.metrics.directory, lifetime)
+        url = "" if settings.port is None else _serve_files(settings, start.metrics.directory, lifetime)
         with parent.serving(relay.stop):
             parent.report(Ready(url=url))
             relay.run()
@@ -43,7 +43,7 @@ def _serve_files(settings: MetricsSettings, directory: str, lifetime: ExitStack)
 
 
 def main() -> int:
-    return run_child(sys.argv, RelayOrder, run_relay)
+    return run_child(sys.argv, StartRelay, run_relay)
 
 
 if __name__ == "__main__":

@@ -306,6 +306,26 @@ EngineEvent: TypeAlias = OutputBatch | ControlReply | EngineGone
 
 
 @attrs.frozen(kw_only=True)
+class KvEventFeed:
+    """Where an engine's cache events are published (KM-1).
+
+    Attributes:
+        endpoint, replay_endpoint: addresses that the engine has bound. As written in the settings, they are those of
+            rank 0, and rank r's ports are r higher; a port that the kernel picked is told as picked.
+        keep_batches: that a subscriber can ask for again.
+        max_queued, high_water: batches that wait for the publishing thread, and for one slow subscriber, before more
+            are dropped.
+    """
+
+    endpoint: str
+    replay_endpoint: str | None
+    topic: str
+    keep_batches: int
+    max_queued: int
+    high_water: int
+
+
+@attrs.frozen(kw_only=True)
 class EngineInfo:
     """What an engine tells its frontend when it registers (FW-7..13).
 
@@ -316,6 +336,7 @@ class EngineInfo:
         max_waiting: requests the engine queues before it answers 429.
         max_logprobs: alternatives a request may ask for.
         kv_capacity_tokens: tokens the whole KV pool holds in this layout; 0: not told.
+        kv_events: told to peers, which this package's frontend has no use for; None: this engine publishes none.
     """
 
     model: str
@@ -337,4 +358,5 @@ class EngineInfo:
     model_type: str = ""
     instance_id: str = ""
     kv_capacity_tokens: int = 0
+    kv_events: KvEventFeed | None = None
     defaults: SamplingParams = attrs.field(factory=SamplingParams)

@@ -30,7 +30,6 @@ class ForwardResult:
         token_top_logprobs: by batch index, likewise.
         prompt_logprobs: one entry for each row of `LogprobPlan.prompt`.
         nan_rows: batch indices whose logits were not numbers; their token is meaningless.
-        next_inputs: tokens that the next forward takes as input, by sampled row.
         grammar_ends: batch indices whose grammar accepts nothing more.
         grammar_faults: batch indices whose token was none of those that their grammar allowed.
         grammar_costly: batch indices whose grammar takes too long to follow.
@@ -45,7 +44,6 @@ class ForwardResult:
     token_top_logprobs: dict[int, TopLogprobs] = attrs.field(factory=dict)
     prompt_logprobs: list[PromptLogprobs] = attrs.field(factory=list)
     nan_rows: list[int] = attrs.field(factory=list)
-    next_inputs: list[int] = attrs.field(factory=list)
     grammar_ends: list[int] = attrs.field(factory=list)
     grammar_faults: list[int] = attrs.field(factory=list)
     grammar_costly: list[int] = attrs.field(factory=list)

@@ -81,7 +81,6 @@ class DeviceSpecs:
     logits_processors: tuple[str, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: SamplingParams = attrs.field(factory=SamplingParams)
-    supports_prompt_logprobs: bool = True
     weights_bytes: int = 0
     kv_pool_bytes: int = 0
 

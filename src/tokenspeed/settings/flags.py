@@ -59,6 +59,7 @@ FLAGS: tuple[Flag, ...] = (
     _flag("server.port", "--port"),
     _flag("server.api_key", "--api-key"),
     _flag("server.admin_key", "--admin-key", "--admin-api-key"),
+    _flag("server.allowed_origins", "--allowed-origins"),
     _flag("server.gateway", "--gateway"),
     _flag("server.request_timeout_s", "--request-timeout"),
     _flag("server.shutdown_timeout_s", "--shutdown-timeout"),

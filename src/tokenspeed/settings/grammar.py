@@ -23,6 +23,13 @@ class GrammarSettings:
             " thread, once all before is committed; auto: forward where executor and backend allow it"
         },
     )
+    preload: bool = attrs.field(
+        default=True,
+        metadata={
+            "help": "load the compiler in the background once the server is ready, so that the first grammar need not"
+            " wait for it; false: not before there is a grammar"
+        },
+    )
     workers: int = attrs.field(
         default=1,
         validator=[v.ge(1), v.le(16)],

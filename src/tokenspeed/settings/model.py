@@ -5,6 +5,8 @@ A key exists here only if this build acts on it or refuses it by name.
 
 from __future__ import annotations
 
+import re
+
 import attrs
 from attrs import validators as v
 
@@ -29,6 +31,7 @@ from tokenspeed.settings.choices import (
 )
 from tokenspeed.settings.grammar import GrammarSettings, SamplingSettings
 from tokenspeed.settings.observing import KvEventSettings, LogSettings, MetricsSettings, TracingSettings
+from tokenspeed.settings.scalars import shown
 from tokenspeed.settings.storage import StorageSettings
 
 
@@ -226,6 +229,16 @@ class ParallelSettings:
     data: int = attrs.field(default=1, validator=v.ge(1), metadata={"help": "replicas that share the requests"})
 
 
+def _check_origins(_: object, __: object, origins: tuple[str, ...]) -> None:
+    """What cannot be an Origin header as a browser writes it would never be met."""
+    for origin in origins:
+        if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\sA-Z]+", origin):
+            raise ValueError(
+                f"expected a list of origins as https://chat.example or http://localhost:3000, without a path and in"
+                f" small letters, or *; got {shown(origin)}"
+            )
+
+
 @attrs.frozen(kw_only=True)
 class ServerSettings:
     """The HTTP server."""
@@ -250,6 +263,13 @@ class ServerSettings:
         metadata={
             "help": "turns the control routes on (pause, sleep, flush, weights, profiles) and is required on them",
             "secret": True,
+        },
+    )
+    allowed_origins: tuple[str, ...] = attrs.field(
+        default=("*",),
+        validator=_check_origins,
+        metadata={
+            "help": "origins of web pages that are served, as https://chat.example; *: every page's; empty: none"
         },
     )
     max_body_mib: float = attrs.field(

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import attrs
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Gauge
 
 from tokenspeed.plane.messages import EngineInfo, LoadReport
 from tokenspeed.plane.results import Sizes
 from tokenspeed.plane.storage import StorageTraffic
 from tokenspeed.telemetry.events import Adds, Instruments, Observes, Sets
+from tokenspeed.telemetry.plain_counts import PlainHistogram
 from tokenspeed.telemetry.registry import MetricRegistry
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
@@ -287,20 +288,20 @@ class PrometheusRequestMeter:
     tokens (their number and spacing, the reason of the end) counts once a choice.
     """
 
-    prompt_tokens: Counter
-    generation_tokens: Counter
-    success: Mapping[str, Counter]
-    cache_queries: Counter
-    cache_hits: Counter
-    ttft: Histogram
-    between: Histogram
-    per_token: Histogram
-    e2e: Histogram
-    request_prompt_tokens: Histogram
-    request_generation_tokens: Histogram
-    most_tokens: Histogram
-    params_n: Histogram
-    params_max_tokens: Histogram
+    prompt_tokens: Adds
+    generation_tokens: Adds
+    success: Mapping[str, Adds]
+    cache_queries: Adds
+    cache_hits: Adds
+    ttft: Observes
+    between: PlainHistogram
+    per_token: Observes
+    e2e: Observes
+    request_prompt_tokens: Observes
+    request_generation_tokens: Observes
+    most_tokens: Observes
+    params_n: Observes
+    params_max_tokens: Observes
     live: Gauge
 
     def admitted(self, *, choices: int, max_tokens: int | None) -> None:
@@ -316,12 +317,11 @@ class PrometheusRequestMeter:
         self.cache_queries.inc(prompt_tokens)
         self.cache_hits.inc(cached_tokens)
 
-    def tokens(self, *, count: int, gap_s: float | None) -> None:
+    def tokens(self, count: int, gap_s: float | None) -> None:
         """`count` new tokens of a choice; `gap_s` since its previous ones, None for the first."""
         self.generation_tokens.inc(count)
         if gap_s is not None:
-            for _ in range(count):
-                self.between.observe(gap_s / count)
+            self.between.observe(gap_s / count, count)
 
     def choice_ended(self, *, reason: str, tokens: int, decode_s: float) -> None:
         """`decode_s`: between the first and the last of its `tokens`."""
@@ -347,7 +347,7 @@ def prometheus_request_meter(registry: MetricRegistry) -> PrometheusRequestMeter
         cache_queries=registry.counter("prefix_cache_queries_total"),
         cache_hits=registry.counter("prefix_cache_hits_total"),
         ttft=registry.histogram("time_to_first_token_seconds"),
-        between=registry.histogram("inter_token_latency_seconds"),
+        between=registry.plain_histogram("inter_token_latency_seconds"),
         per_token=registry.histogram("request_time_per_output_token_seconds"),
         e2e=registry.histogram("e2e_request_latency_seconds"),
         request_prompt_tokens=registry.histogram("request_prompt_tokens"),

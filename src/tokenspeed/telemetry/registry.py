@@ -8,17 +8,15 @@ from typing import Literal, TypeAlias
 
 import attrs
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from tokenspeed.errors import InvariantBroken
+from tokenspeed.telemetry.plain_counts import PlainCounter, PlainHistogram, plain_histogram
 from tokenspeed.telemetry.table import METRICS, Kind, MetricSpec, Writer
 
-Metric: TypeAlias = Counter | Gauge | Histogram
-
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+Metric: TypeAlias = Counter | Gauge | Histogram | PlainCounter | PlainHistogram
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -33,8 +31,10 @@ class MetricRegistry:
     collector: CollectorRegistry
     metrics: Mapping[str, Metric]
 
-    def counter(self, name: str, **labels: str) -> Counter:
+    def counter(self, name: str, **labels: str) -> Counter | PlainCounter:
         metric = self.metrics[name]
+        if isinstance(metric, PlainCounter):
+            return metric
         if not isinstance(metric, Counter):
             raise InvariantBroken("not a counter", name=name)
         return metric.labels(model_name=self.model_name, **labels)
@@ -45,17 +45,25 @@ class MetricRegistry:
             raise InvariantBroken("not a gauge", name=name)
         return metric.labels(model_name=self.model_name, **labels)
 
-    def histogram(self, name: str, **labels: str) -> Histogram:
+    def histogram(self, name: str, **labels: str) -> Histogram | PlainHistogram:
         metric = self.metrics[name]
+        if isinstance(metric, PlainHistogram):
+            return metric
         if not isinstance(metric, Histogram):
             raise InvariantBroken("not a histogram", name=name)
         return metric.labels(model_name=self.model_name, **labels)
+
+    def plain_histogram(self, name: str) -> PlainHistogram:
+        metric = self.metrics[name]
+        if not isinstance(metric, PlainHistogram):
+            raise InvariantBroken("not a plain histogram", name=name)
+        return metric
 
     def flush(self) -> None:
         """Nothing waits to be sent: numbers are read where they are, see `telemetry.events.Instruments`."""
 
     def scrape(self) -> bytes:
-        """The exposition text; :data:`CONTENT_TYPE` names its format."""
+        """The exposition in text format 0.0.4."""
         return generate_latest(WithoutCreated(inner=self.collector))
 
 
@@ -98,7 +106,9 @@ def new_registry(model_name: str, *, process: bool = True, ranks_dir: str | None
     if process:
         ProcessCollector(registry=collector)
     ours = [spec for spec in METRICS if ranks_dir is None or spec.writer is not Writer.ENGINE]
-    metrics = {spec.name: _build(spec, collector) for spec in ours}
+    metrics = {
+        spec.name: _plain(spec, collector, model_name) if spec.each_token else _build(spec, collector) for spec in ours
+    }
     if ranks_dir is not None:
         names = frozenset(spec.family for spec in METRICS if spec.writer is Writer.ENGINE)
         collector.register(RankFiles(directory=ranks_dir, names=names))
@@ -110,6 +120,13 @@ def rank_files_registry(directory: str) -> CollectorRegistry:
     collector = CollectorRegistry(auto_describe=False)
     collector.register(RankFiles(directory=directory, names=frozenset(spec.family for spec in METRICS)))
     return collector
+
+
+def _plain(spec: MetricSpec, collector: CollectorRegistry, model_name: str) -> Metric:
+    counter = spec.kind is Kind.COUNTER
+    metric = PlainCounter(spec=spec, model_name=model_name) if counter else plain_histogram(spec, model_name)
+    collector.register(metric)
+    return metric
 
 
 def _build(spec: MetricSpec, collector: CollectorRegistry) -> Metric:

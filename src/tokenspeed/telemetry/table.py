@@ -53,6 +53,7 @@ class MetricSpec:
         name: as scraped, so a counter's ends in ``_total``; without the prefix.
         labels: besides ``model_name``, which every metric has.
         buckets: upper bounds of a histogram.
+        each_token: written for every token, so it is counted plainly (`telemetry.plain_counts`).
     """
 
     name: str
@@ -61,6 +62,7 @@ class MetricSpec:
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    each_token: bool = False
 
     @property
     def full_name(self) -> str:
@@ -72,16 +74,26 @@ class MetricSpec:
         return self.full_name.removesuffix("_total") if self.kind is Kind.COUNTER else self.full_name
 
 
-def _counter(name: str, writer: Writer, text: str, *labels: str) -> MetricSpec:
-    return MetricSpec(name=name, kind=Kind.COUNTER, writer=writer, help=text, labels=labels)
+def _counter(name: str, writer: Writer, text: str, *labels: str, each_token: bool = False) -> MetricSpec:
+    return MetricSpec(name=name, kind=Kind.COUNTER, writer=writer, help=text, labels=labels, each_token=each_token)
 
 
 def _gauge(name: str, writer: Writer, text: str, *labels: str) -> MetricSpec:
     return MetricSpec(name=name, kind=Kind.GAUGE, writer=writer, help=text, labels=labels)
 
 
-def _histogram(name: str, writer: Writer, text: str, buckets: tuple[float, ...], *labels: str) -> MetricSpec:
-    return MetricSpec(name=name, kind=Kind.HISTOGRAM, writer=writer, help=text, labels=labels, buckets=buckets)
+def _histogram(
+    name: str, writer: Writer, text: str, buckets: tuple[float, ...], *labels: str, each_token: bool = False
+) -> MetricSpec:
+    return MetricSpec(
+        name=name,
+        kind=Kind.HISTOGRAM,
+        writer=writer,
+        help=text,
+        labels=labels,
+        buckets=buckets,
+        each_token=each_token,
+    )
 
 
 _F, _E = Writer.FRONTEND, Writer.ENGINE
@@ -99,12 +111,15 @@ METRICS: tuple[MetricSpec, ...] = (
     _gauge("cache_config_info", _F, "Always 1; the KV pool's geometry is in the labels.", "block_size", "num_blocks"),
     # requests
     _counter("prompt_tokens_total", _F, "Prompt tokens of requests that produced output."),
-    _counter("generation_tokens_total", _F, "Tokens generated, over all choices."),
+    _counter("generation_tokens_total", _F, "Tokens generated, over all choices.", each_token=True),
     _counter("request_success_total", _F, "Choices that ended, by the reason.", "finished_reason"),
     _counter("prefix_cache_queries_total", _F, "Prompt tokens looked up in the prefix cache."),
     _counter("prefix_cache_hits_total", _F, "Prompt tokens found in the prefix cache."),
     _histogram("time_to_first_token_seconds", _F, "From arrival to a request's first token.", TTFT_S),
-    _histogram("inter_token_latency_seconds", _F, "Between successive tokens of a choice.", BETWEEN_TOKENS_S),
+    _histogram(
+        *("inter_token_latency_seconds", _F, "Between successive tokens of a choice.", BETWEEN_TOKENS_S),
+        each_token=True,
+    ),
     _histogram(
         "request_time_per_output_token_seconds", _F, "Mean time between the tokens of a choice.", BETWEEN_TOKENS_S
     ),
@@ -116,6 +131,7 @@ METRICS: tuple[MetricSpec, ...] = (
     _histogram("request_params_max_tokens", _F, "max_tokens of requests that gave one.", TOKENS),
     _gauge("frontend_live_sequences", _F, "Sequences the frontend keeps state for."),
     _gauge("frontend_tasks", _F, "asyncio tasks of the HTTP server, its own few included."),
+    _gauge("frontend_allocations", _F, "Pieces of memory that Python objects of the HTTP server's process hold."),
     # HTTP
     _counter("http_requests_total", _F, "HTTP requests answered.", "handler", "method", "status"),
     _histogram("http_request_duration_seconds", _F, "From headers to the last byte.", HTTP_S, "handler", "method"),

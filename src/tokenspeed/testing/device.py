@@ -11,7 +11,7 @@ from tokenspeed.plane.plan import FROM_DEVICE, DeviceCacheOp, Dispatch, Executio
 from tokenspeed.plane.ports import Wakeup
 from tokenspeed.plane.results import NO_ACKS, CacheAcks, ForwardResult
 from tokenspeed.plane.specs import CacheGroupSpec, DeviceSpecs
-from tokenspeed.testing.group_memory import NEVER_WRITTEN, GroupMemory, group_memory, hash_value, value_of
+from tokenspeed.testing.group_memory import NEVER_WRITTEN, GroupMemory, group_memory, value_of
 
 
 @attrs.frozen(eq=False)
@@ -62,7 +62,7 @@ class HashModelHandle:
             return Landed(ForwardResult(tokens=[]))
         self.forwards += 1
         tokens = self._forward(plan.batch)
-        return Landed(ForwardResult(tokens=tokens, next_inputs=list(tokens)))
+        return Landed(ForwardResult(tokens=tokens))
 
     def _forward(self, batch: ForwardBatch) -> list[int]:
         at, tokens = 0, []
@@ -130,11 +130,6 @@ def hash_model(specs: DeviceSpecs) -> HashModelHandle:
         memory=group_memory(specs),
         latest=np.full(specs.request_slots, NEVER_WRITTEN, dtype=np.int32),
     )
-
-
-def hash_token(context: Int32Array, *, vocab_size: int) -> int:
-    """The token after `context` (int32 ``[n]``): a polynomial hash, equal on every machine."""
-    return hash_value(context.tolist()) % vocab_size
 
 
 def hash_continuation(

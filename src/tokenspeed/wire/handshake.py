@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import attrs
 import msgspec
 
-from tokenspeed.plane.messages import EngineInfo, SamplingParams
+from tokenspeed.plane.messages import EngineInfo, KvEventFeed, SamplingParams
 from tokenspeed.version import __version__
 from tokenspeed.wire.faults import WireError, from_validation
 from tokenspeed.wire.layouts import Layouts, layouts_of
@@ -147,7 +147,7 @@ def encode_registration(info: EngineInfo, layouts: Layouts) -> bytes:
             "instance_id": info.instance_id,
             "kv_cache_size_tokens": info.kv_capacity_tokens or info.num_blocks * info.block_size,
             "kv_cache_max_concurrency": None,
-            "kv_events_config": None,
+            "kv_events_config": None if info.kv_events is None else _feed(info.kv_events),
             "request_types": info.request_types,
             "positional_layouts": layouts.announced(),
             "disaggregation_mode": info.role,
@@ -192,6 +192,20 @@ def decode_registration(payload: bytes) -> Registered:
         defaults=_defaults(got.sampling_defaults),
     )
     return Registered(info=info, layouts=layouts_of(got.positional_layouts))
+
+
+def _feed(feed: KvEventFeed) -> dict[str, object]:
+    """All of these keys, or a frontend that knows the map refuses it."""
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": feed.endpoint,
+        "replay_endpoint": feed.replay_endpoint,
+        "buffer_steps": feed.keep_batches,
+        "hwm": feed.high_water,
+        "max_queue_size": feed.max_queued,
+        "topic": feed.topic,
+    }
 
 
 def _from_map(payload: bytes, kind: type[S], what: str) -> S:

@@ -149,6 +149,11 @@ class KvEventPublisher:
     def dropped(self) -> int:
         return self.state.dropped
 
+    @property
+    def high_water(self) -> int:
+        """Messages that may wait for one slow subscriber."""
+        return int(self.publish_socket.getsockopt(zmq.SNDHWM))
+
     def publish(self, events: tuple[KvEvent, ...]) -> None:
         state = self.state
         sequence, state.next_sequence = state.next_sequence, state.next_sequence + 1

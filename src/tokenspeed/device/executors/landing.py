@@ -61,7 +61,6 @@ class StreamLanding:
             token_top_logprobs=token_tops,
             prompt_logprobs=_prompt(prepared, outputs),
             nan_rows=prepared.sampled[outputs.nan.array().astype(bool)].tolist(),
-            next_inputs=list(tokens),
             grammar_ends=list(outputs.grammars.ends),
             grammar_faults=list(outputs.grammars.faults),
             grammar_costly=list(outputs.grammars.costly),

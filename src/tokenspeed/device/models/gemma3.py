@@ -17,7 +17,8 @@ from tokenspeed.device.kernels.linear import Linear
 from tokenspeed.device.kernels.registry import Kernels
 from tokenspeed.device.kv.pool import KvPool
 from tokenspeed.device.layers.rope import rope_turns
-from tokenspeed.device.step import LayersReady, RaggedRows, check_layers
+from tokenspeed.device.models.decoder import run_decoder
+from tokenspeed.device.step import LayersReady, RaggedRows
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -62,7 +63,7 @@ class Gemma3Layer:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class _Batch:
+class GroupBatch:
     """What one cache group's layers need to know of a batch."""
 
     attention: AttentionBatch
@@ -94,27 +95,20 @@ class Gemma3Step:
     def num_layers(self) -> int:
         return len(self.layers)
 
-    @torch.inference_mode()
     def run(
         self, rows: RaggedRows, *, layers: range, ready: LayersReady, hidden: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See `ForwardStep.run`.
+        """See `ForwardStep.run`."""
+        return run_decoder(self, rows, layers=layers, ready=ready, hidden=hidden)
 
-        Raises: InvariantBroken: `layers` is not a range of this model's, or `hidden` does not go with it.
-        """
-        check_layers(layers, hidden, of=self.num_layers)
-        if hidden is None:
-            hidden = torch.nn.functional.embedding(rows.token_ids, self.embedding).mul_(self.embedding_scale)
-        batches = [self._batch(rows, number, layers) for number in range(len(self.groups))]
-        for number in layers:
-            ready.wait_for(number)
-            hidden = self._layer(self.layers[number], hidden, batches[self.layers[number].group])
-        if layers.stop < self.num_layers:
-            return hidden
-        wanted = hidden.index_select(0, rows.logit_tokens)
-        return self.head(self.kernels.rms_norm(wanted, self.norm, self.rms_eps))
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding(token_ids, self.embedding).mul_(self.embedding_scale)
 
-    def _batch(self, rows: RaggedRows, number: int, layers: range) -> _Batch:
+    def begin(self, rows: RaggedRows, layers: range) -> tuple[GroupBatch, ...]:
+        """By the number of the cache group."""
+        return tuple(self._group_batch(rows, number, layers) for number in range(len(self.groups)))
+
+    def _group_batch(self, rows: RaggedRows, number: int, layers: range) -> GroupBatch:
         """Plan one group's attention, and clear the pages that its layers among `layers` begin to fill."""
         group = self.groups[number]
         geometry = KvGeometry(
@@ -129,10 +123,11 @@ class Gemma3Step:
         own = [self.layers[layer].index for layer in layers if self.layers[layer].group == number]
         if own:
             self.kernels.zero_pages(group.pool.pages[:, own[0] : own[-1] + 1], attention.opened)
-        return _Batch(attention=attention, turns=rope_turns(group.frequencies, rows.positions, group.magnitude))
+        return GroupBatch(attention=attention, turns=rope_turns(group.frequencies, rows.positions, group.magnitude))
 
-    def _layer(self, layer: Gemma3Layer, hidden: torch.Tensor, batch: _Batch) -> torch.Tensor:
-        kernels, eps, pool = self.kernels, self.rms_eps, self.groups[layer.group].pool
+    def layer(self, index: int, hidden: torch.Tensor, batches: tuple[GroupBatch, ...]) -> torch.Tensor:
+        layer, kernels, eps = self.layers[index], self.kernels, self.rms_eps
+        batch, pool = batches[layer.group], self.groups[layer.group].pool
         heads, kv_heads = self.heads, self.kv_heads
         qkv = layer.qkv(kernels.rms_norm(hidden, layer.attn_norm, eps)).view(len(hidden), -1, self.head_dim)
         qk = qkv[:, : heads + kv_heads]

@@ -24,7 +24,8 @@ from tokenspeed.device.kernels.registry import Kernels
 from tokenspeed.device.kv.pool import KvPool
 from tokenspeed.device.layers.gated_delta import DeltaInputs, advance, decay_of
 from tokenspeed.device.layers.rope import rope_turns
-from tokenspeed.device.step import LayersReady, RaggedRows, check_layers
+from tokenspeed.device.models.decoder import run_decoder
+from tokenspeed.device.step import LayersReady, RaggedRows
 
 FULL_GROUP, STATE_GROUP = 0, 1
 
@@ -76,7 +77,7 @@ class HybridLayer:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class _Batch:
+class HybridBatch:
     """One batch, ready for every layer.
 
     Attributes:
@@ -116,27 +117,16 @@ class HybridStep:
     def num_layers(self) -> int:
         return len(self.layers)
 
-    @torch.inference_mode()
     def run(
         self, rows: RaggedRows, *, layers: range, ready: LayersReady, hidden: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See `ForwardStep.run`.
+        """See `ForwardStep.run`."""
+        return run_decoder(self, rows, layers=layers, ready=ready, hidden=hidden)
 
-        Raises: InvariantBroken: `layers` is not a range of this model's, or `hidden` does not go with it.
-        """
-        check_layers(layers, hidden, of=self.num_layers)
-        if hidden is None:
-            hidden = functional.embedding(rows.token_ids, self.embedding)
-        batch = self._batch(rows, layers)
-        for index in layers:
-            ready.wait_for(index)
-            hidden = self._layer(self.layers[index], hidden, batch)
-        if layers.stop < self.num_layers:
-            return hidden
-        wanted = hidden.index_select(0, rows.logit_tokens)
-        return self.head(self.kernels.rms_norm(wanted, self.norm, self.rms_eps))
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return functional.embedding(token_ids, self.embedding)
 
-    def _batch(self, rows: RaggedRows, layers: range) -> _Batch:
+    def begin(self, rows: RaggedRows, layers: range) -> HybridBatch:
         full, state = rows.group_tables
         geometry = KvGeometry(
             page_tokens=self.pages.page_tokens,
@@ -149,15 +139,15 @@ class HybridStep:
         own = [mixer.index for mixer in mixers if isinstance(mixer, FullMixer)]
         if own:
             self.kernels.zero_pages(self.pages.pages[:, own[0] : own[-1] + 1], attention.opened)
-        return _Batch(
+        return HybridBatch(
             attention=attention,
             turns=rope_turns(self.frequencies, rows.positions, 1.0),
             blocks=state[:, 0].long(),
             offsets=_on_host(rows.offsets),
         )
 
-    def _layer(self, layer: HybridLayer, hidden: torch.Tensor, batch: _Batch) -> torch.Tensor:
-        kernels, eps = self.kernels, self.rms_eps
+    def layer(self, index: int, hidden: torch.Tensor, batch: HybridBatch) -> torch.Tensor:
+        layer, kernels, eps = self.layers[index], self.kernels, self.rms_eps
         normed = kernels.rms_norm(hidden, layer.mixer_norm, eps)
         if isinstance(layer.mixer, FullMixer):
             hidden = hidden + self._full(layer.mixer, normed, batch)
@@ -166,7 +156,7 @@ class HybridStep:
         gate_up = layer.gate_up(kernels.rms_norm(hidden, layer.mlp_norm, eps))
         return hidden.add_(layer.down(kernels.silu_mul(gate_up)))
 
-    def _full(self, mixer: FullMixer, normed: torch.Tensor, batch: _Batch) -> torch.Tensor:
+    def _full(self, mixer: FullMixer, normed: torch.Tensor, batch: HybridBatch) -> torch.Tensor:
         heads, kv_heads, kernels = self.heads, self.kv_heads, self.kernels
         qkv = mixer.qkv(normed).view(len(normed), -1, self.head_dim)
         kernels.rotary(qkv[:, : heads + kv_heads], batch.turns)
@@ -174,7 +164,7 @@ class HybridStep:
         runs = self.pages.runs(mixer.index)
         return mixer.out(attend(qkv, runs, batch.attention, heads=heads, kv_heads=kv_heads, kernels=kernels))
 
-    def _linear(self, mixer: LinearMixer, normed: torch.Tensor, batch: _Batch) -> torch.Tensor:
+    def _linear(self, mixer: LinearMixer, normed: torch.Tensor, batch: HybridBatch) -> torch.Tensor:
         _, _, heads, key_dim, value_dim = self.states.shape
         tokens = len(normed)
         parts = torch.split(mixer.qkvz(normed), [heads * key_dim] * 2 + [heads * value_dim] * 2, dim=1)

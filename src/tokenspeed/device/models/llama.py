@@ -16,7 +16,8 @@ from tokenspeed.device.kernels.linear import Linear
 from tokenspeed.device.kernels.registry import Kernels
 from tokenspeed.device.kv.pool import KvPool
 from tokenspeed.device.layers.rope import rope_turns
-from tokenspeed.device.step import LayersReady, RaggedRows, check_layers
+from tokenspeed.device.models.decoder import run_decoder
+from tokenspeed.device.step import LayersReady, RaggedRows
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -36,6 +37,14 @@ class LlamaLayer:
     mlp_norm: torch.Tensor
     gate_up: Linear
     down: Linear
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class LlamaBatch:
+    """What the layers need to know of a batch."""
+
+    attention: AttentionBatch
+    turns: torch.Tensor
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -64,38 +73,30 @@ class LlamaStep:
     def num_layers(self) -> int:
         return len(self.layers)
 
-    @torch.inference_mode()
     def run(
         self, rows: RaggedRows, *, layers: range, ready: LayersReady, hidden: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See `ForwardStep.run`.
+        """See `ForwardStep.run`."""
+        return run_decoder(self, rows, layers=layers, ready=ready, hidden=hidden)
 
-        Raises: InvariantBroken: `layers` is not a range of this model's, or `hidden` does not go with it.
-        """
-        check_layers(layers, hidden, of=self.num_layers)
-        if hidden is None:
-            hidden = torch.nn.functional.embedding(rows.token_ids, self.embedding)
-        batch = attention_batch(rows, self._kv_geometry(), rows.block_tables)
-        self.kernels.zero_pages(self.pool.pages[:, layers.start : layers.stop], batch.opened)
-        turns = rope_turns(self.frequencies, rows.positions, self.magnitude)
-        for index in layers:
-            ready.wait_for(index)
-            hidden = self._layer(index, hidden, turns, batch)
-        if layers.stop < self.num_layers:
-            return hidden
-        wanted = hidden.index_select(0, rows.logit_tokens)
-        return self.head(self.kernels.rms_norm(wanted, self.norm, self.rms_eps))
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding(token_ids, self.embedding)
 
-    def _layer(self, index: int, hidden: torch.Tensor, turns: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+    def begin(self, rows: RaggedRows, layers: range) -> LlamaBatch:
+        attention = attention_batch(rows, self._kv_geometry(), rows.block_tables)
+        self.kernels.zero_pages(self.pool.pages[:, layers.start : layers.stop], attention.opened)
+        return LlamaBatch(attention=attention, turns=rope_turns(self.frequencies, rows.positions, self.magnitude))
+
+    def layer(self, index: int, hidden: torch.Tensor, batch: LlamaBatch) -> torch.Tensor:
         layer, kernels, eps = self.layers[index], self.kernels, self.rms_eps
         heads, kv_heads = self.heads, self.kv_heads
         qkv = layer.qkv(kernels.rms_norm(hidden, layer.attn_norm, eps)).view(len(hidden), -1, self.head_dim)
         qk = qkv[:, : heads + kv_heads]
         if layer.qk_norm is not None:
             torch.mul(torch.nn.functional.rms_norm(qk, (self.head_dim,), None, eps), layer.qk_norm, out=qk)
-        kernels.rotary(qk, turns)
-        kernels.kv_write(self.pool.vectors(index), batch.places, qkv[:, heads:])
-        mixed = attend(qkv, self.pool.runs(index), batch, heads=heads, kv_heads=kv_heads, kernels=kernels)
+        kernels.rotary(qk, batch.turns)
+        kernels.kv_write(self.pool.vectors(index), batch.attention.places, qkv[:, heads:])
+        mixed = attend(qkv, self.pool.runs(index), batch.attention, heads=heads, kv_heads=kv_heads, kernels=kernels)
         hidden = hidden + layer.out(mixed)
         gate_up = layer.gate_up(kernels.rms_norm(hidden, layer.mlp_norm, eps))
         return hidden.add_(layer.down(kernels.silu_mul(gate_up)))

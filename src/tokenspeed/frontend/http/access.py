@@ -10,12 +10,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenspeed.errors import RequestError
 from tokenspeed.frontend.http.api import HttpMeter
-from tokenspeed.frontend.http.errors import failure
+from tokenspeed.frontend.http.errors import CLIENT_CLOSED, failure
 from tokenspeed.plane.ports import Clock
 
 OPEN_PATHS = ("/", "/health", "/readiness", "/liveness", "/metrics")
-CLIENT_CLOSED = 499
-"""Counted for a response whose client left before it began."""
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tokenspeed.errors import RequestError
-from tokenspeed.frontend.http.errors import ClientGone, Failure, failure
+from tokenspeed.frontend.http.errors import CLIENT_CLOSED, CallFailed, ClientGone, failure
 from tokenspeed.frontend.http.response_store import ResponseStore
 from tokenspeed.frontend.http.tokens import TokenWords
 from tokenspeed.frontend.prompts import PromptMaker
@@ -28,8 +28,8 @@ READING = 64
 """Requests that may be read and tokenized beyond those the gate lets generate."""
 
 
-NO_CALL = frozenset({400, 404, 413, 415})
-"""Statuses of requests whose body was no call: the service has not heard of them."""
+CLIENT_GONE = "client_gone"
+"""The code in the line about a client that left before its request was read."""
 
 
 class HttpMeter(Protocol):
@@ -56,6 +56,7 @@ class Api:
 
     Attributes:
         family: how the model writes reasoning and tool calls.
+        model_path: what other programs load the model by; default: its name.
         responses: those that can be asked for later.
         created: Unix time the model was made available at.
         version: of this package.
@@ -71,6 +72,7 @@ class Api:
     created: int
     version: str
     family: OutputFamily = attrs.field(factory=lambda: OutputFamily(calls="hermes"))
+    model_path: str = attrs.field(default=attrs.Factory(lambda self: self.service.info.model, takes_self=True))
     wall_s: Callable[[], float] = time.time
     new_id: Callable[[], str] = lambda: secrets.token_hex(12)
     responses: ResponseStore = attrs.field(
@@ -90,6 +92,11 @@ class Api:
     def admin_key(self) -> str | None:
         """What opens the control routes; None: they are off."""
         return self.settings.admin_key
+
+    @property
+    def allowed_origins(self) -> tuple[str, ...]:
+        """Origins of the web pages that are served; "*": every page's."""
+        return self.settings.allowed_origins
 
     @property
     def max_body_bytes(self) -> int:
@@ -142,12 +149,16 @@ class Endpoint:
                 self.api.enter()
                 entered = True
             response = await self.handle(self.api, Request(scope, receive))
-        except ClientGone:
+        except ClientGone as gone:
+            if not gone.in_call:
+                self._refused(scope, CLIENT_CLOSED, CLIENT_GONE, "")
             return
+        except CallFailed as failed:
+            response = failure(failed.why).response()
         except Exception as exc:  # the edge: every failure becomes an answer
             found = failure(exc)
-            if self.work and found.status in NO_CALL:
-                self._refused(scope, found)
+            error = found.body.error
+            self._refused(scope, found.status, error.code or "", error.param or "")
             response = found.response()
         else:
             await response(scope, receive, send)
@@ -157,16 +168,13 @@ class Endpoint:
                 self.api.leave()
         await response(scope, receive, send)
 
-    def _refused(self, scope: Scope, found: Failure) -> None:
-        client = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        error = found.body.error
-        self.api.service.calls.refused(
-            client.decode("latin-1"),
-            path=self.name,
-            status=found.status,
-            code=error.code or "",
-            field=error.param or "",
-        )
+    def _refused(self, scope: Scope, status: int, code: str, field: str) -> None:
+        """Tell of a request that did not become a call."""
+        if self.work:
+            client = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+            self.api.service.calls.refused(
+                client.decode("latin-1"), path=self.name, status=status, code=code, field=field
+            )
 
 
 async def unless_gone(receive: Receive, work: Coroutine[object, object, T]) -> T:
@@ -174,20 +182,29 @@ async def unless_gone(receive: Receive, work: Coroutine[object, object, T]) -> T
 
     A client that shuts down its sending side only counts as gone: HTTP/1.1 clients keep it open.
 
-    Raises: ClientGone; and whatever `work` raises.
+    Args:
+        work: a call of the service, which tells of its end.
+
+    Raises: ClientGone; CallFailed: `work` raised.
     """
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
+        if task.done():
+            return task.result()
+    except ClientGone:
+        raise
+    except Exception as exc:
+        raise CallFailed(exc) from exc
     finally:
         task.cancel()
         watcher.cancel()
         # The work's own clean-up (aborts to the engine) is over when this returns.
         await asyncio.gather(task, watcher, return_exceptions=True)
+        # A failure's traceback has this frame: with the task in it, the whole request would be a cycle.
+        del task, watcher
+    raise ClientGone(in_call=True)
 
 
 async def _disconnected(receive: Receive) -> None:

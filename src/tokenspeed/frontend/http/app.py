@@ -21,6 +21,7 @@ from tokenspeed.frontend.http.api import Api, Endpoint
 from tokenspeed.frontend.http.docs_page import docs_page
 from tokenspeed.frontend.http.errors import JSON, HttpError, failure
 from tokenspeed.frontend.http.openapi import Operation, openapi_document
+from tokenspeed.frontend.http.origins import EVERY, page_origins
 from tokenspeed.frontend.http.routes import ROUTES, UNSUPPORTED, RouteSpec
 from tokenspeed.frontend.http.status_page import status_page
 from tokenspeed.plane.checks import shown
@@ -93,6 +94,7 @@ def build_app(api: Api, *, clock: Clock) -> ASGIApp:
         ],
         version=api.version,
         keyed=api.settings.api_key is not None,
+        always=() if EVERY in api.allowed_origins else (403,),
     )
     document, page = msgspec.json.encode(described), docs_page(described)
 
@@ -124,8 +126,10 @@ def build_app(api: Api, *, clock: Clock) -> ASGIApp:
     everything = app
     if api.settings.api_key is not None:
         app = require_key(app, api.settings.api_key)
+    control = frozenset(path for path, _, _ in admin_routes())
     if api.admin_key is not None:
-        app = admin_door(everything, app, api.admin_key, frozenset(path for path, _, _ in admin_routes()))
+        app = admin_door(everything, app, api.admin_key, control)
+    app = page_origins(app, api.allowed_origins, closed=control)
     return CountAnswers(
         app=app, meter=api.meter, clock=clock, methods=frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
     )

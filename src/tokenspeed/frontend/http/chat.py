@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import attrs
 import msgspec
@@ -32,7 +33,7 @@ from tokenspeed.frontend.http.replies import (
     ToolCallDelta,
 )
 from tokenspeed.frontend.http.schema import ChatRequest
-from tokenspeed.frontend.http.stream import EventStream
+from tokenspeed.frontend.http.stream import EventStream, TextFrames, event
 from tokenspeed.frontend.http.usage import UsageTally
 from tokenspeed.frontend.text.output.parts import Part, PartKind
 
@@ -57,8 +58,8 @@ async def create_chat_completion(api: Api, request: Request) -> Response:
     call = CallName(answer=answer.answer_id, client=client_id)
     if fields.stream:
         return EventStream(
-            api.service.stream(answer.inp, call),
-            chunks=answer.chunks,
+            partial(api.service.stream, answer.inp, call),
+            events=answer.events,
             last=answer.last,
             limit_s=api.settings.request_timeout_s,
             headers=id_header(call),
@@ -80,13 +81,28 @@ class ChatAnswer:
     inp: GenerationInput
     reader: OutputReader
     tally: UsageTally
+    frames: TextFrames = attrs.field(factory=lambda: TextFrames(key="content"))
 
-    def chunks(self, delta: ChoiceDelta) -> Iterable[msgspec.Struct]:
-        """The chunk of a delta, if it has anything to say; a choice's first one carries the role."""
-        first = (delta.prompt_index, delta.index) not in self.tally.completion
+    def events(self, delta: ChoiceDelta) -> bytes:
+        """The event of a delta, if it has anything to say; a choice's first one carries the role."""
+        place, options = (delta.prompt_index, delta.index), self.fields.stream_options
+        first = place not in self.tally.completion
+        parts = self.reader.read(delta)
         self.tally.add(delta)
-        fields, parts = self.fields, self.reader.read(delta)
-        text = joined_text(parts, PartKind.TEXT)
+        if (
+            not (first or delta.finish_reason or delta.logprobs or self.fields.return_token_ids)
+            and not (options is not None and options.continuous_usage_stats)
+            and all(part.kind is PartKind.TEXT for part in parts)
+        ):
+            text = "".join([part.text for part in parts])
+            return self.frames.event(place, text, lambda: self._chunk_of(delta, parts, first=False)) if text else b""
+        body = self._chunk_of(delta, parts, first=first)
+        (choice,) = body.choices
+        told = first or parts or choice.logprobs or choice.token_ids or choice.finish_reason
+        return event(body) if told else b""
+
+    def _chunk_of(self, delta: ChoiceDelta, parts: Sequence[Part], *, first: bool) -> ChatChunk:
+        fields, text = self.fields, joined_text(parts, PartKind.TEXT)
         choice = ChatChunkChoice(
             index=delta.index,
             delta=ChatDelta(
@@ -100,8 +116,6 @@ class ChatAnswer:
             stop_reason=UNSET if delta.finish_reason is None else delta.stop_reason,
             token_ids=list(delta.token_ids) if fields.return_token_ids else UNSET,
         )
-        if not (first or parts or choice.logprobs or choice.token_ids or choice.finish_reason):
-            return
         body = self._chunk([choice])
         if first and delta.index == 0 and fields.return_token_ids:
             body.prompt_token_ids = self.inp.prompt_ids.tolist()
@@ -110,7 +124,7 @@ class ChatAnswer:
             body.usage = self.tally.usage()
         elif options is not None and options.include_usage:
             body.usage = None
-        yield body
+        return body
 
     def last(self) -> Iterable[msgspec.Struct]:
         options = self.fields.stream_options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import attrs
 import msgspec
@@ -27,11 +28,12 @@ from tokenspeed.frontend.http.errors import JSON, faulty
 from tokenspeed.frontend.http.parse import shape_of
 from tokenspeed.frontend.http.replies import Completion, CompletionChoice, CompletionLogprobs
 from tokenspeed.frontend.http.schema import CompletionRequest
-from tokenspeed.frontend.http.stream import EventStream
+from tokenspeed.frontend.http.stream import EventStream, EventStyle, TextFrames
 from tokenspeed.frontend.http.usage import UsageTally
 from tokenspeed.plane.checks import fault, token_faults
 
 SHAPE = shape_of(CompletionRequest)
+STYLE = EventStyle()
 DEFAULT_MAX_TOKENS = 16
 """What the API documents for completions without max_tokens."""
 
@@ -44,8 +46,8 @@ async def create_completion(api: Api, request: Request) -> Response:
     call = CallName(answer=answer.answer_id, client=client_id)
     if fields.stream:
         return EventStream(
-            api.service.stream_batch(answer.inputs, call),
-            chunks=answer.chunks,
+            partial(api.service.stream_batch, answer.inputs, call),
+            events=answer.events,
             last=answer.last,
             limit_s=api.settings.request_timeout_s,
             headers=id_header(call),
@@ -64,6 +66,7 @@ class CompletionAnswer:
     Attributes:
         echoes: text of each prompt, shown before its output if asked for.
         silent: nothing was to be generated; the one token the engine needs to make is not shown.
+        text_only: chunks of a choice between its first and its last differ in their text alone.
     """
 
     api: Api
@@ -73,7 +76,17 @@ class CompletionAnswer:
     inputs: tuple[GenerationInput, ...]
     echoes: tuple[str, ...]
     silent: bool
+    text_only: bool
     tally: UsageTally
+    frames: TextFrames = attrs.field(factory=lambda: TextFrames(key="text"))
+
+    def events(self, delta: ChoiceDelta) -> bytes:
+        """The events of a delta."""
+        place = (delta.prompt_index, delta.index)
+        if self.text_only and delta.finish_reason is None and place in self.tally.completion:
+            text = delta.text
+            return self.frames.event(place, text, lambda: self._chunk(delta, first=False)) if text else b""
+        return STYLE.events(self.chunks(delta))
 
     def chunks(self, delta: ChoiceDelta) -> Iterable[msgspec.Struct]:
         """The chunk of a delta, if it has anything to say."""
@@ -83,15 +96,19 @@ class CompletionAnswer:
                 return
             delta = _silenced(delta)
         self.tally.add(delta)
-        choice = self._choice(delta, first=first)
-        options = self.fields.stream_options
+        body = self._chunk(delta, first=first)
+        (choice,) = body.choices
         if choice.text or choice.logprobs or choice.finish_reason or choice.token_ids or first:
-            body = self._body([choice])
-            if options is not None and options.continuous_usage_stats:
-                body.usage = self.tally.usage()
-            elif options is not None and options.include_usage:
-                body.usage = None
             yield body
+
+    def _chunk(self, delta: ChoiceDelta, *, first: bool) -> Completion:
+        options = self.fields.stream_options
+        body = self._body([self._choice(delta, first=first)])
+        if options is not None and options.continuous_usage_stats:
+            body.usage = self.tally.usage()
+        elif options is not None and options.include_usage:
+            body.usage = None
+        return body
 
     def last(self) -> Iterable[msgspec.Struct]:
         options = self.fields.stream_options
@@ -190,8 +207,14 @@ async def _prepare(api: Api, fields: CompletionRequest) -> CompletionAnswer:
         inputs=tuple(inputs),
         echoes=tuple(echoes),
         silent=silent,
+        text_only=not silent and _text_only(fields),
         tally=UsageTally(prompt_tokens=sum(len(inp.prompt_ids) for inp in inputs)),
     )
+
+
+def _text_only(fields: CompletionRequest) -> bool:
+    continuous = fields.stream_options is not None and fields.stream_options.continuous_usage_stats
+    return fields.logprobs is None and not fields.return_token_ids and not continuous
 
 
 def _decoded(api: Api, fields: CompletionRequest, ids: list[int]) -> str:

@@ -20,6 +20,8 @@ JSON = "application/json"
 RETRY_AFTER_S = 1
 SHOWN_FAULTS = 8
 MAX_MESSAGE_CHARS = 8192
+CLIENT_CLOSED = 499
+"""Told and counted for a request whose client left before its response began; nobody gets it."""
 
 _KINDS: Mapping[int, tuple[str, str]] = MappingProxyType(
     {
@@ -60,7 +62,23 @@ class HttpError(RequestError):
 
 
 class ClientGone(Exception):
-    """The client closed its connection: nobody is there to answer."""
+    """The client closed its connection: nobody is there to answer.
+
+    Attributes:
+        in_call: a call was running, which its service has told of.
+    """
+
+    def __init__(self, *, in_call: bool = False) -> None:
+        super().__init__("the client is gone")
+        self.in_call = in_call
+
+
+class CallFailed(Exception):
+    """What ended a call, which its service has told of."""
+
+    def __init__(self, why: Exception) -> None:
+        super().__init__(str(why))
+        self.why = why
 
 
 class ErrorInfo(msgspec.Struct, kw_only=True):

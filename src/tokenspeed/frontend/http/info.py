@@ -36,7 +36,7 @@ def json_reply(body: msgspec.Struct) -> Response:
 
 def _model(api: Api) -> Model:
     info = api.service.info
-    return Model(id=info.model, created=api.created, root=info.model, max_model_len=info.max_model_len)
+    return Model(id=info.model, created=api.created, root=api.model_path, max_model_len=info.max_model_len)
 
 
 async def list_models(api: Api, _request: Request) -> Response:
@@ -104,8 +104,8 @@ async def model_info(api: Api, _request: Request) -> Response:
     info = api.service.info
     return json_reply(
         ModelInfo(
-            model_path=info.model,
-            tokenizer_path=info.model,
+            model_path=api.model_path,
+            tokenizer_path=api.model_path,
             served_model_name=info.model,
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,
@@ -152,7 +152,8 @@ async def server_info(api: Api, _request: Request) -> Response:
     return json_reply(
         ServerInfo(
             version=api.version,
-            model_path=info.model,
+            model_path=api.model_path,
+            tokenizer_path=api.model_path,
             served_model_name=info.model,
             max_model_len=info.max_model_len,
             dp_size=len(engines),

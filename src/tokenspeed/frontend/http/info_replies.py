@@ -42,6 +42,8 @@ class Loads(msgspec.Struct, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
+    """`model_path`: what other programs load the model and its tokenizer by, as the server was started with it."""
+
     model_path: str
     tokenizer_path: str
     served_model_name: str
@@ -85,6 +87,7 @@ class ServerInfo(msgspec.Struct, kw_only=True):
 
     version: str
     model_path: str
+    tokenizer_path: str
     served_model_name: str
     max_model_len: int
     dp_size: int

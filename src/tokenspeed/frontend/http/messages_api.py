@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import attrs
 import msgspec
@@ -49,12 +50,12 @@ async def create_message(api: Api, request: Request) -> Response:
     call = CallName(answer=answer.answer_id, client=client_id)
     if fields.stream:
         return EventStream(
-            api.service.stream(prepared.inp, call),
-            chunks=answer.events,
+            partial(api.service.stream, prepared.inp, call),
+            events=lambda delta: STYLE.events(answer.events(delta)),
             last=answer.last,
             limit_s=api.settings.request_timeout_s,
             headers=id_header(call),
-            style=EventStyle(encode=named_event, failed=_failed, end=b""),
+            style=STYLE,
         )
     (result,) = await unless_gone(request.receive, api.service.run(prepared.inp, call))
     response = Response(msgspec.json.encode(answer.whole(result)), media_type=JSON)
@@ -74,6 +75,9 @@ async def count_tokens(api: Api, request: Request) -> Response:
 
 def _failed(found: Failure) -> object:
     return {"type": "error", "error": found.body.error}
+
+
+STYLE = EventStyle(encode=named_event, failed=_failed, end=b"")
 
 
 @attrs.define(eq=False)

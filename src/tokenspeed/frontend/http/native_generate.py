@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import TypeVar
 
 import attrs
@@ -25,7 +26,7 @@ from tokenspeed.frontend.http.native_schema import (
     Triple,
 )
 from tokenspeed.frontend.http.parse import shape_of
-from tokenspeed.frontend.http.stream import EventStream
+from tokenspeed.frontend.http.stream import EventStream, event
 from tokenspeed.plane.checks import fault, token_faults
 from tokenspeed.plane.messages import SamplingParams, frozen_tokens
 
@@ -44,8 +45,8 @@ async def generate(api: Api, request: Request) -> Response:
     call = CallName(answer=answer.call_id, client=client_id)
     if fields.stream:
         return EventStream(
-            api.service.stream_batch(answer.inputs, call),
-            chunks=answer.chunks,
+            partial(api.service.stream_batch, answer.inputs, call),
+            events=answer.event,
             last=lambda: (),
             limit_s=api.settings.request_timeout_s,
             headers=id_header(call),
@@ -86,7 +87,7 @@ class NativeAnswer:
         several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
         return several or sum(inp.n for inp in self.inputs) > 1
 
-    def chunks(self, delta: ChoiceDelta) -> Iterable[Generated]:
+    def event(self, delta: ChoiceDelta) -> bytes:
         """All of the sequence so far, as clients of this form expect."""
         place = self._place(delta)
         said = self.so_far.deltas.setdefault(place, [])
@@ -94,7 +95,7 @@ class NativeAnswer:
         body = self.whole(_merged(said))
         if self.listed:
             body.index = place
-        yield body
+        return event(body)
 
     def whole(self, result: ChoiceResult | ChoiceDelta) -> Generated:
         return Generated(text=result.text, output_ids=list(result.token_ids), meta_info=self._meta(result))
@@ -143,7 +144,7 @@ class NativeAnswer:
 
 def _merged(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
     """The deltas of one choice as one."""
-    return attrs.evolve(
+    return msgspec.structs.replace(
         deltas[-1],
         text="".join(delta.text for delta in deltas),
         token_ids=tuple(token for delta in deltas for token in delta.token_ids),

@@ -26,18 +26,21 @@ class Operation:
     statuses: tuple[int, ...] = ()
 
 
-def openapi_document(operations: Sequence[Operation], *, version: str, keyed: bool) -> dict[str, object]:
+def openapi_document(
+    operations: Sequence[Operation], *, version: str, keyed: bool, always: tuple[int, ...] = ()
+) -> dict[str, object]:
     """OpenAPI 3.1.
 
     Args:
         keyed: an API key is required.
+        always: statuses that any operation may answer.
     """
     structs = {kind for op in operations for kind in (op.takes, op.gives) if kind is not None} | {ErrorBody}
     ordered = sorted(structs, key=lambda kind: kind.__name__)
     schemas, components = msgspec.json.schema_components(ordered, schema_hook=_any_value, ref_template=NAMES)
     reference = dict(zip(ordered, schemas, strict=True))
     paths: dict[str, dict[str, object]] = {}
-    for op in operations:
+    for op in [attrs.evolve(op, statuses=(*op.statuses, *always)) for op in operations]:
         path = re.sub(r"\{(\w+):path\}", r"{\1}", op.path)
         paths.setdefault(path, {})[op.method.lower()] = _operation(op, reference, keyed=keyed)
     parts: dict[str, object] = {"schemas": components}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -40,16 +41,17 @@ async def create_response(api: Api, request: Request) -> Response:
     kept = Kept(reply=new_reply(api, fields), messages=[*earlier, *items])
     answer = ResponseAnswer(api=api, reader=prepared.reader, kept=kept, prompt_tokens=len(prepared.inp.prompt_ids))
     call = CallName(answer=kept.reply.id, client=client_id)
-    deltas = api.service.stream(prepared.inp, call)
     if fields.stream:
+        style = EventStyle(encode=named_event, failed=answer.failed, end=b"")
         return EventStream(
-            deltas,
-            chunks=answer.events,
+            partial(api.service.stream, prepared.inp, call),
+            events=lambda delta: style.events(answer.events(delta)),
             last=lambda: _stored(api, fields, answer),
             limit_s=api.settings.request_timeout_s,
             headers=id_header(call),
-            style=EventStyle(encode=named_event, failed=answer.failed, end=b""),
+            style=style,
         )
+    deltas = api.service.stream(prepared.inp, call)
     if fields.background:
         api.enter()  # the work outlives this request and keeps a place of its own
         api.responses.start(kept, _in_background(api, answer, deltas))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
+from typing import Protocol
 
 import attrs
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from tokenspeed.errors import InvariantBroken
 from tokenspeed.frontend.generation import ChoiceDelta
 from tokenspeed.frontend.http.api import unless_gone
 from tokenspeed.frontend.http.errors import ClientGone, Failure, failure
+from tokenspeed.frontend.ports import DeltaSink
 
 HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -21,18 +24,24 @@ HEADERS = (
     (b"x-accel-buffering", b"no"),
 )
 LINE_BREAKS = tuple((sign.encode(), b"\\u%04x" % ord(sign)) for sign in "\x85\u2028\u2029")
+ENCODER = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
 GRACE_S = 5.0
 """What a response may last beyond the request's own limit: a reader that stalls is given up then."""
 
 
-def event(body: object) -> bytes:
-    """One event on one line: also for clients that take every Unicode line break for one, which JSON does not."""
-    data = msgspec.json.encode(body)
+def on_one_line(value: object) -> bytes:
+    """JSON without any of Unicode's line breaks, some of which it allows in a string."""
+    data = ENCODER.encode(value)
     if not data.isascii():
         for raw, escaped in LINE_BREAKS:
             data = data.replace(raw, escaped)
-    return b"data: " + data + b"\n\n"
+    return data
+
+
+def event(body: object) -> bytes:
+    """One event on one line: also for clients that take every Unicode line break for one."""
+    return b"data: " + on_one_line(body) + b"\n\n"
 
 
 def named_event(body: object) -> bytes:
@@ -59,20 +68,85 @@ class EventStyle:
     failed: Callable[[Failure], object] = _error_body
     end: bytes = DONE
 
+    def events(self, bodies: Iterable[object]) -> bytes:
+        return b"".join([self.encode(body) for body in bodies])
+
+
+@attrs.define(eq=False)
+class TextFrames:
+    """Events of one stream that differ in their text alone: what stands around it is encoded once a choice.
+
+    Writer: the answer it belongs to.
+
+    Attributes:
+        key: what the text is called in an event; no string of JSON can hold a quoted name with its colon.
+    """
+
+    key: str
+    around: dict[tuple[int, int], tuple[bytes, bytes]] = attrs.field(factory=dict[tuple[int, int], tuple[bytes, bytes]])
+
+    def event(self, place: tuple[int, int], text: str, body: Callable[[], object]) -> bytes:
+        """The event of the choice at `place` with `text`; `body` makes all of it, if that was not done before."""
+        found = self.around.get(place)
+        if found is None:
+            whole = event(body())
+            head, _, tail = whole.partition(b'"%s":%s' % (self.key.encode(), on_one_line(text)))
+            self.around[place] = (b'%s"%s":' % (head, self.key.encode()), tail)
+            return whole
+        return found[0] + on_one_line(text) + found[1]
+
+
+class Flow(Protocol):
+    """A connection's back-pressure, as the server keeps it."""
+
+    @property
+    def write_paused(self) -> bool: ...
+
+
+FLOW = "tokenspeed.flow"
+"""The ASGI extension under which a server shows its `Flow`: while it is not paused, sending does not wait."""
+
+
+@attrs.define(eq=False)
+class DirectSink:
+    """Sends events from where their tokens arrive. A `DeltaSink`; writer: its EventStream, once the response began."""
+
+    events: Callable[[ChoiceDelta], bytes]
+    send: Send | None = None
+    flow: Flow | None = None
+
+    def takes(self) -> bool:
+        return self.flow is not None and not self.flow.write_paused
+
+    def put(self, delta: ChoiceDelta) -> None:
+        data = self.events(delta)
+        if data and self.send is not None:
+            _at_once(self.send({"type": "http.response.body", "body": data, "more_body": True}))
+
+
+def _at_once(work: Awaitable[None]) -> None:
+    """Run what does not wait. Raises: InvariantBroken: it waited."""
+    try:
+        work.__await__().__next__()
+    except StopIteration:
+        return
+    raise InvariantBroken("sending waited although the connection's flow was not paused")
+
 
 class EventStream(Response):
     """Streams the chunks of a generation.
 
     Nothing is sent before the first delta, so that a refusal has its own status. The client's
     leaving is noticed at any time, not only while something is sent. Sending waits for the client
-    to read; meanwhile new tokens collect, unsent, in one buffer per sequence.
+    to read; meanwhile new tokens collect, unsent, in one buffer per sequence. While it does read, tokens are sent
+    from where they arrive, and the task of the stream sleeps until the end.
     """
 
     def __init__(
         self,
-        deltas: AsyncGenerator[ChoiceDelta, None],
+        begin: Callable[[DeltaSink], AsyncGenerator[ChoiceDelta, None]],
         *,
-        chunks: Callable[[ChoiceDelta], Iterable[object]],
+        events: Callable[[ChoiceDelta], bytes],
         last: Callable[[], Iterable[object]],
         limit_s: float,
         headers: tuple[tuple[bytes, bytes], ...] = (),
@@ -80,13 +154,15 @@ class EventStream(Response):
     ) -> None:
         """
         Args:
-            chunks: what to send for a delta.
+            begin: the deltas that were not put into the sink.
+            events: what to send for a delta.
             last: what to send after the last delta.
             limit_s: the request's own time limit.
         """
         super().__init__()
-        self._deltas = deltas
-        self._chunks = chunks
+        self._sink = DirectSink(events=events)
+        self._deltas = begin(self._sink)
+        self._events = events
         self._last = last
         self._limit_s = limit_s + GRACE_S
         self._head = (*HEADERS, *headers)
@@ -104,12 +180,13 @@ class EventStream(Response):
                 await failure(exc).response()(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self._head})
+            self._sink.send, self._sink.flow = send, scope.get("extensions", {}).get(FLOW)
             try:
                 async with asyncio.timeout(self._limit_s):
-                    await self._send(send, self._chunks(first))
+                    await _send(send, self._events(first))
                     async for delta in deltas:
-                        await self._send(send, self._chunks(delta))
-                    await self._send(send, self._last(), end=self._style.end)
+                        await _send(send, self._events(delta))
+                    await _send(send, self._style.events(self._last()) + self._style.end)
             except TimeoutError:
                 # The client does not read, so it cannot be told: the server closes the unfinished response.
                 raise ClientGone from None
@@ -118,7 +195,7 @@ class EventStream(Response):
             else:
                 await send({"type": "http.response.body", "body": b""})
 
-    async def _send(self, send: Send, bodies: Iterable[object], end: bytes = b"") -> None:
-        data = b"".join([self._style.encode(body) for body in bodies]) + end
-        if data:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+async def _send(send: Send, data: bytes) -> None:
+    if data:
+        await send({"type": "http.response.body", "body": data, "more_body": True})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Iterable
 
 import attrs
@@ -10,20 +10,16 @@ import attrs
 from tokenspeed.frontend.text.tokenizer import TextTokenizer
 
 
-def _utf8() -> codecs.IncrementalDecoder:
-    return codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-
 @attrs.define(eq=False)
 class DecodeState:
     """What one stream remembers. One writer: its StreamDecoder.
 
     Attributes:
-        utf8: holds back the bytes of a character that is not whole yet (three at most).
+        held: the bytes of a character that is not whole yet (three at most).
         at_start: no text came yet.
     """
 
-    utf8: codecs.IncrementalDecoder = attrs.field(factory=_utf8)
+    held: bytes = b""
     at_start: bool = True
 
 
@@ -45,16 +41,20 @@ class StreamDecoder:
 
     def push(self, ids: Iterable[int]) -> str:
         """Text that is certain after `ids`; never half a character."""
-        tokenizer = self.tokenizer
+        tokenizer, state = self.tokenizer, self.state
+        data = state.held
         if self.skip_special_tokens:
-            joined = b"".join([tokenizer.token_bytes(one) for one in ids if not tokenizer.is_special(one)])
+            data += b"".join([tokenizer.token_bytes(one) for one in ids if not tokenizer.is_special(one)])
         else:
-            joined = b"".join([tokenizer.token_bytes(one) for one in ids])
-        return self._shown(self.state.utf8.decode(joined))
+            data += b"".join([tokenizer.token_bytes(one) for one in ids])
+        text, used = utf_8_decode(data, "replace", False)
+        state.held = data[used:]
+        return self._shown(text) if state.at_start else text
 
     def flush(self) -> str:
         """What was held back: U+FFFD for a character that was cut off, or nothing. The sequence is over."""
-        return self._shown(self.state.utf8.decode(b"", final=True))
+        held, self.state.held = self.state.held, b""
+        return self._shown(held.decode("utf-8", "replace"))
 
     def _shown(self, text: str) -> str:
         if not text or not self.state.at_start:

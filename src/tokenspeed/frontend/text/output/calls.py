@@ -70,9 +70,6 @@ class TaggedCalls:
             state.scanner, state.named = CallScanner(), False
             return found.rest
         bare = found.before.rstrip()  # white space before a call belongs to the tag
-        if not bare and state.number:
-            state.kept = found.rest
-            return ""
         parts += texts(bare)
         state.kept = found.before[len(bare) :] + found.rest
         return ""

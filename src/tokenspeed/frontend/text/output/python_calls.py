@@ -51,6 +51,8 @@ class PythonCalls:
             return texts(text)
         if not state.opened:
             text = self._open(text, parts)
+        if state.opened and not state.number:
+            text = self._skip(text)
         while state.opened and (end := _closing(text)) is not None:
             call = _parsed(text[:end].lstrip(", \n"), self.names)
             if call is None:
@@ -88,8 +90,13 @@ class PythonCalls:
         state.began = True
         found = find_first(text, FENCES)
         parts += texts(found.before)
-        after = found.rest.lstrip("[ ") if found.tag else found.rest
-        state.opened = found.tag + found.rest[: len(found.rest) - len(after)] if found.tag else ""
+        state.opened = found.tag
+        return found.rest
+
+    def _skip(self, text: str) -> str:
+        """Past a list's bracket behind a fence; it may come later than the fence."""
+        after = text.lstrip("[ \n")
+        self.state.opened += text[: len(text) - len(after)]
         return after
 
     def _give_up(self, text: str) -> list[Part]:

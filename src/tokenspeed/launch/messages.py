@@ -1,4 +1,4 @@
-"""What launcher and children say to each other over their channel: plain values, pickled.
+"""Messages between the launcher and its children, over their channel: plain values, pickled.
 
 The launcher unpickles what its children send, so nothing here may come from a module that reaches torch.
 """
@@ -30,11 +30,11 @@ class MetricsPlace:
 
 
 @attrs.frozen(kw_only=True)
-class RankOrder:
+class StartRank:
     """Be rank `index` of `count`.
 
     Attributes:
-        handshake: of the foreign frontend; None: the launcher will tell with `Dial`.
+        handshake: of the foreign frontend; None: the launcher sends it in a `Dial`.
         metrics: None: the rank measures nothing.
     """
 
@@ -47,7 +47,7 @@ class RankOrder:
 
 
 @attrs.frozen(kw_only=True)
-class FrontendOrder:
+class StartFrontend:
     """Be the frontend of `engines` engines.
 
     Attributes:
@@ -63,7 +63,7 @@ class FrontendOrder:
 
 
 @attrs.frozen(kw_only=True)
-class GatewayOrder:
+class StartGateway:
     """Start the gateway in place of a frontend of ours; it listens on `port`, which the launcher reserves."""
 
     settings: Settings
@@ -72,7 +72,7 @@ class GatewayOrder:
 
 
 @attrs.frozen(kw_only=True)
-class RelayOrder:
+class StartRelay:
     """Run the metric outputs, and serve the ranks' numbers on ``metrics.port`` if it is set."""
 
     settings: Settings
@@ -91,12 +91,12 @@ class Stop:
     """End in good order; before serving: at once."""
 
 
-Order: TypeAlias = RankOrder | FrontendOrder | GatewayOrder | RelayOrder
-ToChild: TypeAlias = Order | Dial | Stop
+StartMessage: TypeAlias = StartRank | StartFrontend | StartGateway | StartRelay
+ToChild: TypeAlias = StartMessage | Dial | Stop
 
 
 @attrs.frozen(kw_only=True)
-class Advanced:
+class LoadProgress:
     """A step of loading or warm-up, see `checkpoint.progress.Progress`."""
 
     what: str
@@ -113,7 +113,7 @@ class Bound:
 
 @attrs.frozen(kw_only=True)
 class Ready:
-    """The child serves. A rank tells what it serves, a frontend where."""
+    """The child serves. A rank says what it serves, a frontend where."""
 
     info: EngineInfo | None = None
     url: str = ""
@@ -134,13 +134,13 @@ class Failed:
 
 
 @attrs.frozen(kw_only=True)
-class Ended:
+class Exiting:
     """The child ends although nobody asked it to."""
 
     why: str
 
 
-FromChild: TypeAlias = Advanced | Bound | Ready | Failed | Ended
+FromChild: TypeAlias = LoadProgress | Bound | Ready | Failed | Exiting
 
 
 def failure_of(exc: BaseException) -> Failed:
