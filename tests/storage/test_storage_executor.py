@@ -272,6 +272,25 @@ def test_while_the_store_refuses_writes_no_more_are_asked_for_and_reads_go_on() 
         assert rig.pressure == 0.0
 
 
+@pytest.mark.parametrize("answer", [[True], [True] * 9, None, 1])
+def test_a_store_that_answers_in_another_form_is_a_miss_and_breaks_nothing(answer: object) -> None:
+    class Odd(MemoryStore):
+        def exists(self, keys):
+            return answer
+
+        def get(self, keys, frames):
+            return answer
+
+        def put(self, keys, frames):
+            return answer
+
+    with storing(Odd()) as rig:
+        assert rig.query(named(3)) == (False,) * 3
+        assert rig.get(named(3), [31, 32, 33]) == (False,) * 3
+        assert rig.put(named(3), [31, 32, 33]) == (False,) * 3
+        assert rig.content(31) == {0}
+
+
 @pytest.mark.contract("CT-21")
 def test_the_store_is_called_on_threads_of_the_executors_own() -> None:
     class Noting(MemoryStore):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -11,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ops_rig import TIMEOUT_S, HandRank, blob, greedy, hand_rank, oracle, random_tensors, weights_folder
+from ops_rig import TIMEOUT_S, HandRank, blob, greedy, hand_rank, oracle, random_tensors, tiny_settings, weights_folder
 from stored_ranks import PROMPT, WHOLE_PAGES, come_to_rest, stored_settings
 
+from tokenspeed.compose.storage import StorageNeeds
+from tokenspeed.device.attention_build import HostCacheFacts
 from tokenspeed.errors import SettingsError
 from tokenspeed.plane.messages import FlushCacheOp
 from tokenspeed.plane.operations import DiskWeights, ReleaseMemoryOp, ResumeMemoryOp, TensorWeights, UpdateWeightsOp
@@ -198,6 +201,15 @@ def test_a_store_that_hangs_holds_up_no_round_and_its_request_only_for_the_time_
         assert rank.run(greedy("asks", PROMPT)) == [cold]
         assert rank.cached("asks") == 0
         hanging.open.set()
+
+
+@pytest.mark.contract("DP-30")
+@pytest.mark.parametrize("stored", [False, True])
+def test_what_the_build_says_of_host_memory_is_used_up_by_the_start(stored: bool) -> None:
+    settings, parts = (stored_settings(), {"storage": MemoryStore()}) if stored else (tiny_settings(), {})
+    with hand_rank(settings, **parts):
+        gc.collect()
+        assert [item for item in gc.get_objects() if type(item) in (HostCacheFacts, StorageNeeds)] == []
 
 
 class Faulty(MemoryStore):

@@ -155,17 +155,21 @@ def rank_engine(
         info = engine_info(settings, specs, served_name=files.served_name)
         observers = open_observers(settings, info, lifetime, replaced=chosen.control, meter_for=meter_for)
         grammars = grammar_parts(settings, checkpoint, matchers, wakeup, lifetime)
-        needs = StorageNeeds(
-            settings=settings,
-            specs=specs,
-            blocks=host_cache.blocks,
-            numerics=host_cache.numerics,
-            checkpoint=checkpoint,
-            checkpoint_at=partial(checkpoint_at, running=checkpoint),
-            given=cast("StorageBackend | None", chosen.rank.get("storage")),
+        stored = storage_parts(
+            StorageNeeds(
+                settings=settings,
+                specs=specs,
+                blocks=host_cache.blocks,
+                numerics=host_cache.numerics,
+                checkpoint=checkpoint,
+                checkpoint_at=partial(checkpoint_at, running=checkpoint),
+                given=cast("StorageBackend | None", chosen.rank.get("storage")),
+            ),
+            wakeup,
+            {**observers.parts, **chosen.control},
+            lifetime,
         )
-        del host_cache  # nobody's but storage's from here on (DP-30)
-        stored = storage_parts(needs, wakeup, {**observers.parts, **chosen.control}, lifetime)
+        del host_cache  # used up (DP-30)
         link = connect(observers.info, wakeup)
         lifetime.callback(link.close)
         box = ControlContainer(

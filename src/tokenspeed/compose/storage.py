@@ -83,7 +83,7 @@ def storage_workers(needs: StorageNeeds, *, clock: Clock, meter: Meter, wakeup: 
     if not needs.blocks:
         raise SettingsError("storage.backend: pages reach storage through the host tier; set cache.host_gib")
     settings = needs.settings.storage
-    backend = open_backend(settings, needs.given)
+    backend, checkpoint_at = open_backend(settings, needs.given), needs.checkpoint_at
     try:
         return open_storage(
             settings,
@@ -91,7 +91,7 @@ def storage_workers(needs: StorageNeeds, *, clock: Clock, meter: Meter, wakeup: 
             host_regions(needs.specs.groups, needs.blocks),
             backend,
             weights=content_digest(needs.checkpoint),
-            weights_of=lambda source, over: identity_after(source, over, needs.checkpoint_at),
+            weights_of=lambda source, over: identity_after(source, over, checkpoint_at),
             clock=clock,
             meter=meter,
             wakeup=wakeup,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import attrs
 
 from tokenspeed.errors import DeviceLost, InvariantBroken
-from tokenspeed.plane.operations import UpdateWeightsOp
+from tokenspeed.plane.operations import CloseGroupOp, DrainedOp, OpenGroupOp, ResumeMemoryOp, UpdateWeightsOp
 from tokenspeed.plane.plan import StorageOp, StorageVerb
 from tokenspeed.plane.ports import Mesh, StorageExecutor
 from tokenspeed.plane.results import StorageDone, StorageReport, StorageTick
+
+Operation: TypeAlias = DrainedOp | ResumeMemoryOp | OpenGroupOp | CloseGroupOp
 
 
 class L3(Protocol):
@@ -32,7 +34,7 @@ class L3(Protocol):
         """Delete what is stored. Returns "", or why nothing has to change anywhere (CP-38)."""
         ...
 
-    def operated(self, op: object, refusal: str) -> None:
+    def operated(self, op: Operation, refusal: str) -> None:
         """An operation of the control queue was carried out on all members, or refused with a reason."""
         ...
 
@@ -64,7 +66,7 @@ class NoStorage:
     def clear(self) -> str:
         return ""
 
-    def operated(self, op: object, refusal: str) -> None:
+    def operated(self, op: Operation, refusal: str) -> None:
         return None
 
 
@@ -134,7 +136,7 @@ class AgreedStorage:
         """The first member's refusal, if any has one; no member changes its nearer tiers then."""
         return next((text for text in self.mesh.gather(self.workers.clear()) if text), "")
 
-    def operated(self, op: object, refusal: str) -> None:
+    def operated(self, op: Operation, refusal: str) -> None:
         """Weights are published behind the agreement on their load (CP-33). A release leaves storage as it is."""
         if isinstance(op, UpdateWeightsOp) and not refusal:
             self.workers.publish_weights(op.source)

@@ -150,7 +150,9 @@ class StorageWorkers:
 
         self.writes.put(call)
         if not done.wait(self.timeout_s):
-            return f"storage: the store did not delete its pages within {self.timeout_s:g} s"
+            late = f"the store did not delete its pages within {self.timeout_s:g} s"
+            self.writing.failed(late)
+            return f"storage: {late}"
         return faults[0] if faults else ""
 
     def publish_weights(self, source: WeightsSource) -> None:

@@ -62,11 +62,11 @@ class Pages:
         job = part.job
         found = self.backend.exists([job.name(at) for at in range(part.begin, part.end)])
         spans = [self._region(job, at).block_tokens for at in range(part.begin, part.end)]
+        hits = sum(span for span, there in zip(spans, found, strict=True) if there)
         with job.lock:
             if job.over:
                 return
-            job.outcomes[part.begin : part.end] = found
-        hits = sum(span for span, there in zip(spans, found, strict=True) if there)
+            job.outcomes[part.begin : part.end] = map(bool, found)
         self.desk.count(queried_tokens=sum(spans), hit_tokens=hits)
 
     def _get(self, part: Part, frames: Sequence[HostBytes]) -> None:
@@ -104,7 +104,7 @@ class Pages:
         self.desk.count(written_bytes=moved, write_s=time.monotonic() - began)
         with job.lock:
             if not job.over:
-                job.outcomes[part.begin : part.end] = stored
+                job.outcomes[part.begin : part.end] = map(bool, stored)
 
     def _frames(self, part: Part, arena: HostBytes) -> list[HostBytes]:
         frames, begin = [], 0
