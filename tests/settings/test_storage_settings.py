@@ -23,9 +23,9 @@ def test_a_folder_is_a_backend_and_a_path_behind_a_host_tier() -> None:
         (FILES[:2], r"storage\.backend.*set cache\.host_gib"),
         ([FILES[0], FILES[2]], r"storage\.path.*files need a folder"),
         ([*FILES, "device.backend=simulated"], r"storage\.backend.*simulated"),
-        (["storage.path=/somewhere"], r"storage\.path.*set storage\.backend to files"),
-        (["storage.timeout_s=1"], r"storage\.timeout_s.*set storage\.backend to files or mooncake or part"),
-        ([*FILES, "storage.mooncake_master=h:1"], r"storage\.mooncake_master.*set storage\.backend to mooncake"),
+        (["storage.path=/somewhere"], r"storage\.path.*for storage\.backend files, which is not in use"),
+        (["storage.timeout_s=1"], r"storage\.timeout_s.*for storage\.backend files or mooncake or part, which"),
+        ([*FILES, "storage.mooncake_master=h:1"], r"storage\.mooncake_master.*for storage\.backend mooncake, which"),
         ([*FILES, "storage.timeout_s=0"], r"storage\.timeout_s"),
     ],
 )

@@ -128,9 +128,10 @@ def test_a_store_that_works_again_is_found_out_by_a_trial_for_which_nobody_waits
         asked = len(store.calls)
         # As if the time had passed: the watcher looks at it at each turn.
         rig.workers.reading.state.retry_at_s = 0.0
-        with rig.workers.woken:
-            rig.workers.woken.notify()
-            assert rig.workers.woken.wait_for(lambda: not rig.workers.reading.down, PATIENT_S)
+        woken = rig.workers.watcher.woken
+        with woken:
+            woken.notify()
+            assert woken.wait_for(lambda: not rig.workers.reading.down, PATIENT_S)
         assert store.calls[asked:] == ["exists"]
         assert rig.query(names) == (True, True)
         rig.look()

@@ -51,7 +51,7 @@ def _refuse_unless_stored(name: str, default: object, kinds: tuple[StorageKind, 
     return _refuse(
         f"storage.{name}",
         lambda s: s.storage.backend not in kinds and getattr(s.storage, name) != default,
-        f"it is for a storage backend that is not in use; set storage.backend to {wanted}",
+        f"it is for storage.backend {wanted}, which is not in use",
     )
 
 

@@ -8,12 +8,10 @@ row look-ups are answered at once, as misses, until a trial call works.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -26,6 +24,7 @@ from tokenspeed.storage.identity import namespace_of
 from tokenspeed.storage.jobs import NO_TRAFFIC, Desk, Job, Part
 from tokenspeed.storage.pages import Pages, arena, group_of
 from tokenspeed.storage.patience import Patience
+from tokenspeed.storage.watcher import Watcher
 
 log = logging.getLogger(__name__)
 
@@ -55,17 +54,6 @@ class WeightsInForce:
     identity: str
     namespace: str
     failing: bool = False
-
-
-@attrs.define(eq=False)
-class WatchState:
-    """Writers: whoever hands in, and ``ts-l3``; under the watcher's condition. `limits` is a heap."""
-
-    limits: list[tuple[float, int, Job]] = attrs.field(factory=list["tuple[float, int, Job]"])
-    order: Iterator[int] = attrs.field(factory=itertools.count)
-    cancels: list[Job] = attrs.field(factory=list[Job])
-    trial: bool = False
-    closing: bool = False
 
 
 @attrs.define(eq=False)
@@ -99,16 +87,25 @@ class StorageWorkers:
     drain_s: float
     reads: queue.SimpleQueue[Work] = attrs.field(factory=queue.SimpleQueue)
     writes: queue.SimpleQueue[Work] = attrs.field(factory=queue.SimpleQueue)
-    woken: threading.Condition = attrs.field(factory=threading.Condition)
-    watch: WatchState = attrs.field(factory=WatchState)
+    watcher: Watcher = attrs.field(init=False)
     crew: Crew = attrs.field(factory=Crew)
+
+    @watcher.default
+    def _watcher(self) -> Watcher:
+        return Watcher(
+            desk=self.desk,
+            clock=self.clock,
+            reading=self.reading,
+            writing=self.writing,
+            try_again=lambda: self.reads.put(self._trial),
+        )
 
     def start(self, readers: int) -> None:
         lanes = [(f"ts-l3-read-{at}", self.reads, self.reading) for at in range(readers)]
         for name, lane, patience in (*lanes, ("ts-l3-write", self.writes, self.writing)):
             thread = threading.Thread(target=self._work, args=(lane, patience), name=name, daemon=True)
             self.crew.threads.append(thread)
-        self.crew.threads.append(threading.Thread(target=self._watch, name="ts-l3", daemon=True))
+        self.crew.threads.append(threading.Thread(target=self.watcher.run, name="ts-l3", daemon=True))
         for thread in self.crew.threads:
             thread.start()
 
@@ -164,9 +161,7 @@ class StorageWorkers:
     def close(self) -> None:
         """What is being stored may be finished; then the threads end. One that the store holds is left behind."""
         self.desk.close(self.drain_s)
-        with self.woken:
-            self.watch.closing = True
-            self.woken.notify()
+        self.watcher.stop()
         for _ in self.crew.threads[:-2]:
             self.reads.put(None)
         self.writes.put(None)
@@ -192,21 +187,16 @@ class StorageWorkers:
         if not self.desk.accepts(job) or down or not op.keys:
             self.desk.end(job)
             return
-        with self.woken:
-            heapq.heappush(self.watch.limits, (until_s, next(self.watch.order), job))
-            if self.watch.limits[0][2] is job:
-                self.woken.notify()
+        self.watcher.watch(job)
         lane = self.writes if job.writes else self.reads
         for part in parts:
             lane.put(part)
 
     def _give_up(self, op: StorageOp) -> None:
-        """It may have ended in the meantime. The watcher ends it: its lock may be held by a copy."""
+        """It may have ended in the meantime."""
         job = self.desk.of(op.op_id)
         if job is not None:
-            with self.woken:
-                self.watch.cancels.append(job)
-                self.woken.notify()
+            self.watcher.give_up(job)
 
     def _check(self, op: StorageOp) -> None:
         regions = self.pages.regions
@@ -236,8 +226,7 @@ class StorageWorkers:
             except Exception as fault:  # a store may raise anything, and it is never more than a miss
                 patience.failed(f"{type(fault).__name__}: {fault}")
                 log.debug("storage: %s of %d keys failed", job.op.verb.value, work.end - work.begin, exc_info=True)
-                with self.woken:  # it may be down from now on, which sets the time of a trial
-                    self.woken.notify()
+                self.watcher.look()
             else:
                 patience.worked()
             with job.lock:
@@ -246,47 +235,6 @@ class StorageWorkers:
             if last:
                 self.desk.end(job)
 
-    # ---- the watcher --------------------------------------------------------------------------
-
-    def _watch(self) -> None:
-        while True:
-            with self.woken:
-                if self.watch.closing:
-                    return
-                given_up, self.watch.cancels = self.watch.cancels, []
-                expired = self._expired()
-                if not given_up and not expired:
-                    self.woken.wait(self._until_next())
-                    continue
-            for job in given_up:
-                self.desk.end(job, cancelled=True)
-            for job in expired:
-                if self.desk.end(job, late=True):
-                    why = f"a {job.op.verb.value} was not over after its time limit"
-                    (self.writing if job.writes else self.reading).failed(why)
-
-    def _expired(self) -> list[Job]:
-        now_s, limits = self.clock.now_s(), self.watch.limits
-        expired: list[Job] = []
-        while limits and (limits[0][0] <= now_s or limits[0][2].over):
-            job = heapq.heappop(limits)[2]
-            if not job.over:
-                expired.append(job)
-        self._try_again()
-        return expired
-
-    def _until_next(self) -> float | None:
-        times = [self.watch.limits[0][0]] if self.watch.limits else []
-        if self.reading.down and not self.watch.trial:
-            times.append(self.reading.state.retry_at_s)
-        return max(0.0, min(times) - self.clock.now_s()) if times else None
-
-    def _try_again(self) -> None:
-        """A trial call in place of a request's: nobody waits for it. One at a time."""
-        if self.reading.down and not self.reading.waits and not self.watch.trial:
-            self.watch.trial = True
-            self.reads.put(self._trial)
-
     def _trial(self) -> None:
         try:
             self.pages.backend.exists([f"{self.weights.namespace}/{PROBE}"])
@@ -294,6 +242,4 @@ class StorageWorkers:
             self.reading.failed(f"{type(fault).__name__}: {fault}")
         else:
             self.reading.worked()
-        with self.woken:
-            self.watch.trial = False
-            self.woken.notify()
+        self.watcher.tried()
