@@ -20,12 +20,12 @@ LOWEST_ID, HIGHEST_ID = 1000, 20000
 
 
 @attrs.frozen(kw_only=True)
-class Answer:
-    """One request, in seconds: to its first event, and between events."""
+class Stream:
+    """One request; absolute times of its sending and of the events with tokens."""
 
+    sent_s: float
+    event_s: tuple[float, ...]
     tokens: int
-    ttft_s: float
-    gaps_s: tuple[float, ...]
 
 
 @attrs.frozen(kw_only=True)
@@ -56,21 +56,23 @@ def load(port: int, model: str, *, concurrency: int, prompt: int, output: int, r
     took = time.perf_counter() - begun
     if any(answer.tokens != output for answer in answers):
         raise RuntimeError(f"answers of {sorted({answer.tokens for answer in answers})} tokens instead of {output}")
+    gaps = [late - early for answer in answers for early, late in itertools.pairwise(answer.event_s)]
     return Load(
         tok_s=sum(answer.tokens for answer in answers) / took,
-        ttft_ms=1e3 * statistics.median(answer.ttft_s for answer in answers),
-        itl_ms=1e3 * statistics.median(gap for answer in answers for gap in answer.gaps_s) if output > 1 else 0.0,
+        ttft_ms=1e3 * statistics.median(answer.event_s[0] - answer.sent_s for answer in answers),
+        itl_ms=1e3 * statistics.median(gaps) if gaps else 0.0,
     )
 
 
-async def _burst(port: int, bodies: list[dict[str, object]]) -> list[Answer]:
-    return await asyncio.gather(*(_ask(port, json.dumps(body).encode()) for body in bodies))
+async def _burst(port: int, bodies: list[dict[str, object]]) -> list[Stream]:
+    return await asyncio.gather(*(ask("127.0.0.1", port, json.dumps(body).encode()) for body in bodies))
 
 
-async def _ask(port: int, body: bytes) -> Answer:
-    begun = time.perf_counter()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+async def ask(host: str, port: int, body: bytes) -> Stream:
+    """Stream one completion. Raises RuntimeError: it was refused."""
+    reader, writer = await asyncio.open_connection(host, port)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+    sent_s = time.perf_counter()
     writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
     status = await reader.readline()
     if b" 200 " not in status:
@@ -86,9 +88,4 @@ async def _ask(port: int, body: bytes) -> Answer:
         last = line
     writer.close()
     tokens = json.loads(last.removeprefix(b"data: "))["usage"]["completion_tokens"]
-    moments = times[:-1]  # the last event has the usage
-    return Answer(
-        tokens=tokens,
-        ttft_s=moments[0] - begun,
-        gaps_s=tuple(b - a for a, b in itertools.pairwise(moments)),
-    )
+    return Stream(sent_s=sent_s, event_s=tuple(times[:-1]), tokens=tokens)  # the last event has the usage

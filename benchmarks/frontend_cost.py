@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from cpu_load import Stream, ask
 from cpu_peers import prefer
 from machine import machine
 
@@ -80,15 +81,6 @@ class Deployment:
         """Time on a processor of all threads that live."""
         files = [path for pid in self.pids[role] for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
         return sum(int(path.read_text().split()[0]) for path in files) / 1e9
-
-
-@attrs.frozen(kw_only=True)
-class Stream:
-    """One request; absolute times of the events with tokens."""
-
-    sent_s: float
-    event_s: tuple[float, ...]
-    tokens: int
 
 
 @contextmanager
@@ -175,35 +167,13 @@ def _matching(root: int, marks: Sequence[str]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(below for pid in found for below in _tree(pid)))
 
 
-async def _ask(host: str, port: int, body: bytes) -> Stream:
-    reader, writer = await asyncio.open_connection(host, port)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
-    sent_s = time.perf_counter()
-    writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
-    status = await reader.readline()
-    if b" 200 " not in status:
-        raise SystemExit((status + await reader.read()).decode(errors="replace")[:2000])
-    times, last = [], b""
-    # An event is not split over chunks of the transfer encoding, so it is one line here, too.
-    while line := await reader.readline():
-        if not line.startswith(b"data: "):
-            continue
-        if line.startswith(b"data: [DONE]"):
-            break
-        times.append(time.perf_counter())
-        last = line
-    writer.close()
-    tokens = json.loads(last.removeprefix(b"data: "))["usage"]["completion_tokens"]
-    return Stream(sent_s=sent_s, event_s=tuple(times[:-1]), tokens=tokens)  # the last event has the usage
-
-
 async def burst(served: Deployment, draw: random.Random, *, streams: int, tokens: int) -> list[Stream]:
-    """Raises SystemExit: a request was refused or ended early."""
+    """Raises: RuntimeError: a request was refused. SystemExit: it ended early."""
     host, _, port = served.url.removeprefix("http://").partition(":")
     fields = {"model": served.model, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     fields["stream_options"] = {"include_usage": True}
     bodies = [json.dumps({**fields, "prompt": " ".join(draw.choices(WORDS, k=PROMPT_WORDS))}) for _ in range(streams)]
-    found = await asyncio.gather(*(_ask(host, int(port), body.encode()) for body in bodies))
+    found = await asyncio.gather(*(ask(host, int(port), body.encode()) for body in bodies))
     if any(stream.tokens != tokens for stream in found):
         raise SystemExit(f"{served.name}: {sorted({stream.tokens for stream in found})} tokens instead of {tokens}")
     return found

@@ -397,12 +397,6 @@ SCHEDULER = (
         "        return True, self.state.stamps[row]\n",
     ),
     Fault(
-        "who gives way last gets its block last",
-        "pressure.py",
-        "        for row in sorted(short.tolist(), key=self.seniority.as_victim):\n",
-        "        for row in sorted(short.tolist(), key=self.seniority.as_victim, reverse=True):\n",
-    ),
-    Fault(
         "what this very plan seats is imaged",
         "pressure.py",
         "            if row not in draft.seated and self.images.store(row):\n",

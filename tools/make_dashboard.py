@@ -40,13 +40,13 @@ PANELS: Sequence[tuple[str, str, Sequence[Query]]] = (
     ("Time to first token", "s", quantiles("time_to_first_token_seconds")),
     ("Between tokens", "s", quantiles("inter_token_latency_seconds")),
     ("Whole request", "s", quantiles("e2e_request_latency_seconds")),
-    ("Tokens", "tok/s", [rate("generation_tokens_total", "generated"), rate("prompt_tokens_total", "prompts")]),
+    ("Tokens", "suffix: tok/s", [rate("generation_tokens_total", "generated"), rate("prompt_tokens_total", "prompts")]),
     (
         "Requests ended",
-        "req/s",
+        "reqps",
         [rate("request_success_total", "{{finished_reason}}", " by (finished_reason) ")],
     ),
-    ("HTTP answers", "req/s", [rate("http_requests_total", "{{handler}} {{status}}", " by (handler, status) ")]),
+    ("HTTP answers", "reqps", [rate("http_requests_total", "{{handler}} {{status}}", " by (handler, status) ")]),
     # the engine
     (
         "Requests",
@@ -71,7 +71,7 @@ PANELS: Sequence[tuple[str, str, Sequence[Query]]] = (
         "percentunit",
         [(ratio("prefix_cache_hits_total", "prefix_cache_queries_total"), "of tokens")],
     ),
-    ("Preemptions", "req/s", [rate("num_preemptions_total", "engine {{engine}}", " by (engine) ")]),
+    ("Preemptions", "reqps", [rate("num_preemptions_total", "engine {{engine}}", " by (engine) ")]),
     (
         "Tokens of a forward",
         "short",
@@ -93,7 +93,7 @@ PANELS: Sequence[tuple[str, str, Sequence[Query]]] = (
     ("Compilations while serving", "ops", [rate("jit_serving_compiles_total", "engine {{engine}}", " by (engine) ")]),
     (
         "Grammars",
-        "req/s",
+        "reqps",
         [
             rate("num_grammar_total", "decided"),
             rate("num_grammar_cache_hit_total", "compiled before"),
@@ -166,6 +166,7 @@ def dashboard() -> dict[str, Any]:
         "schemaVersion": 39,
         "editable": True,
         "refresh": "10s",
+        "graphTooltip": 1,  # the hair of one panel is shown in all
         "time": {"from": "now-30m", "to": "now"},
         "templating": {"list": [source, model]},
         "panels": [panel(number, *spec) for number, spec in enumerate(PANELS)],

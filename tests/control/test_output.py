@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from rig import SPECS, hand_rig, request
 
+from tokenspeed.control.outbox import Outbox
 from tokenspeed.control.output import Output
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.messages import Finish, TopLogprobs, frozen_tokens
@@ -48,7 +49,7 @@ def batch(table: RequestTable, *rids: str, samples: list[bool] | None = None) ->
 @pytest.mark.contract("OL-1", "OL-2", "HS-1", "PT-20")
 def test_a_commit_appends_tokens_and_returns_events_without_a_scheduler_or_socket() -> None:
     table = table_with(3, 5)
-    output = Output(table=table, is_eos=eos(0))
+    output = Output(table=table, is_eos=eos(0), outbox=Outbox(table=table))
     landed = output.commit(batch(table, "r0", "r1"), ForwardResult(tokens=[41, 42]))
     assert landed.finished == ()
     assert table.tokens_of(table.by_rid["r0"]).tolist() == [1, 2, 3, 41]
@@ -87,7 +88,7 @@ def test_after_every_commit_the_token_list_is_prompt_plus_outputs() -> None:
 )
 def test_a_request_ends_on_its_stop_ids_and_at_its_budget(changes: dict[str, object], token: int, finish: int) -> None:
     table = table_with(3, **changes)
-    output = Output(table=table, is_eos=eos(0, 99))
+    output = Output(table=table, is_eos=eos(0, 99), outbox=Outbox(table=table))
     landed = output.commit(batch(table, "r0"), ForwardResult(tokens=[token]))
     message = output.take(None)
     assert message is not None
@@ -101,7 +102,7 @@ def test_no_stop_id_ends_a_request_before_its_minimum() -> None:
         rid="r0", tokens=frozen_tokens([1]), max_new=9, sampling=Sampling(min_new_tokens=3), extra_stops=frozenset({5})
     )
     table.seat(row, 0)
-    output = Output(table=table, is_eos=eos(0))
+    output = Output(table=table, is_eos=eos(0), outbox=Outbox(table=table))
     ends = [output.commit(batch(table, "r0"), ForwardResult(tokens=[token])).finished for token in (0, 5, 5)]
     assert ends == [(), (), (row,)]
 
@@ -138,7 +139,7 @@ def test_a_cancelled_request_gives_one_abort_and_no_token_after_it() -> None:
 @pytest.mark.contract("OL-6")
 def test_a_row_that_is_not_a_number_ends_alone_with_an_error() -> None:
     table = table_with(3, 3, 3)
-    output = Output(table=table, is_eos=eos(0))
+    output = Output(table=table, is_eos=eos(0), outbox=Outbox(table=table))
     landed = output.commit(batch(table, "r0", "r1", "r2"), ForwardResult(tokens=[4, 5, 6], nan_rows=[1]))
     message = output.take(None)
     assert message is not None
@@ -239,7 +240,7 @@ def test_ended_requests_are_released_by_a_queued_operation_in_the_round_of_their
 
 def test_two_commits_in_one_round_merge_into_one_entry_a_request() -> None:
     table = table_with(3)
-    output = Output(table=table, is_eos=eos(0))
+    output = Output(table=table, is_eos=eos(0), outbox=Outbox(table=table))
     output.commit(batch(table, "r0"), ForwardResult(tokens=[4]))
     output.commit(batch(table, "r0"), ForwardResult(tokens=[5]))
     message = output.take(None)
@@ -250,13 +251,17 @@ def test_two_commits_in_one_round_merge_into_one_entry_a_request() -> None:
 def test_a_result_of_the_wrong_length_is_a_broken_invariant() -> None:
     table = table_with(3)
     with pytest.raises(InvariantBroken, match="one token for each sampled row"):
-        Output(table=table, is_eos=eos(0)).commit(batch(table, "r0"), ForwardResult(tokens=[]))
+        Output(table=table, is_eos=eos(0), outbox=Outbox(table=table)).commit(
+            batch(table, "r0"), ForwardResult(tokens=[])
+        )
 
 
 def test_a_token_outside_the_vocabulary_is_a_broken_invariant() -> None:
     table = table_with(3)
     with pytest.raises(InvariantBroken, match=r"a token outside the vocabulary \(vocab=1000, tokens=\[1000\]\)"):
-        Output(table=table, is_eos=eos(0)).commit(batch(table, "r0"), ForwardResult(tokens=[1000]))
+        Output(table=table, is_eos=eos(0), outbox=Outbox(table=table)).commit(
+            batch(table, "r0"), ForwardResult(tokens=[1000])
+        )
 
 
 def test_a_script_that_is_over_says_so() -> None:
@@ -304,7 +309,7 @@ def test_nothing_in_a_result_column_is_a_numpy_value() -> None:
 @pytest.mark.contract("OL-5")
 def test_a_recomputed_prompt_is_not_told_its_logprobs_a_second_time() -> None:
     table = table_with(6, prompt_from=0)
-    output = Output(table=table, is_eos=eos(0))
+    output = Output(table=table, is_eos=eos(0), outbox=Outbox(table=table))
     row = table.by_rid["r0"]
     whole = ForwardBatch(
         rows=int32([row]),

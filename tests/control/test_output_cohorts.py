@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from rig import hand_rig, request
 
+from tokenspeed.control.outbox import Outbox
 from tokenspeed.control.output import Output
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.messages import Finish, OneToken, OutputBatch, Refusal, frozen_tokens
@@ -58,7 +59,7 @@ def rows_of(table: RequestTable, *rids: str) -> np.ndarray:
 
 def test_messages_of_equal_batches_share_their_constant_columns_and_none_changes_later() -> None:
     table = seated(3)
-    output, rows = Output(table=table, is_eos=eos(0)), rows_of(table, "r0", "r1", "r2")
+    output, rows = Output(table=table, is_eos=eos(0), outbox=Outbox(table=table)), rows_of(table, "r0", "r1", "r2")
     sent: list[OutputBatch] = []
     kept = []
     for tokens in ([4, 5, 6], [7, 8, 9], [10, 0, 12]):
@@ -78,7 +79,7 @@ def test_messages_of_equal_batches_share_their_constant_columns_and_none_changes
 
 def test_a_row_that_changed_its_slot_is_noticed_although_the_batch_is_the_same_array() -> None:
     table = seated(2)
-    output, rows = Output(table=table, is_eos=eos(0)), rows_of(table, "r0", "r1")
+    output, rows = Output(table=table, is_eos=eos(0), outbox=Outbox(table=table)), rows_of(table, "r0", "r1")
     output.commit(batch_of(table, rows), ForwardResult(tokens=[10, 20]))
     table.unseat(table.by_rid["r0"])
     table.seat(table.by_rid["r0"], 5)
@@ -93,7 +94,7 @@ def test_a_row_that_changed_its_slot_is_noticed_although_the_batch_is_the_same_a
 @pytest.mark.contract("OL-7", "OL-17")
 def test_a_request_that_ended_is_passed_over_although_the_batch_is_the_same_array() -> None:
     table = seated(3)
-    output, rows = Output(table=table, is_eos=eos(0)), rows_of(table, "r0", "r1", "r2")
+    output, rows = Output(table=table, is_eos=eos(0), outbox=Outbox(table=table)), rows_of(table, "r0", "r1", "r2")
     batches = [batch_of(table, rows) for _ in range(3)]
     output.commit(batches[0], ForwardResult(tokens=[4, 5, 6]))
     output.end((table.by_rid["r1"],), Finish.ABORT)
@@ -110,7 +111,7 @@ def test_a_request_that_ended_is_passed_over_although_the_batch_is_the_same_arra
 
 def test_a_token_behind_the_end_of_its_line_is_a_broken_invariant() -> None:
     table = seated(2, max_new=100, max_len=6)
-    output, rows = Output(table=table, is_eos=eos(0)), rows_of(table, "r0", "r1")
+    output, rows = Output(table=table, is_eos=eos(0), outbox=Outbox(table=table)), rows_of(table, "r0", "r1")
     for tokens in ([10, 20], [11, 21], [12, 22]):
         output.commit(batch_of(table, rows), ForwardResult(tokens=tokens))
     with pytest.raises(InvariantBroken, match="end of its line"):
@@ -120,7 +121,7 @@ def test_a_token_behind_the_end_of_its_line_is_a_broken_invariant() -> None:
 
 def test_outputs_refusals_and_ends_of_one_round_are_all_in_its_message() -> None:
     table = seated(3)
-    output, rows = Output(table=table, is_eos=eos(0)), rows_of(table, "r0", "r1", "r2")
+    output, rows = Output(table=table, is_eos=eos(0), outbox=Outbox(table=table)), rows_of(table, "r0", "r1", "r2")
     batches = [batch_of(table, rows) for _ in range(3)]
     output.commit(batches[0], ForwardResult(tokens=[4, 5, 6]))
     output.refuse((Refusal(rid="late", status=429, message="full"),))
@@ -165,7 +166,7 @@ class Model:
 def test_commits_of_batches_that_come_and_go_equal_a_model_of_each_request_alone(seed: int) -> None:
     rng = random.Random(seed)
     table, models, order = request_table(slots=6, max_len=64), {}, []
-    output = Output(table=table, is_eos=eos(0, 1))
+    output = Output(table=table, is_eos=eos(0, 1), outbox=Outbox(table=table))
     free = list(range(6))
 
     def arrive() -> None:

@@ -20,7 +20,7 @@ from starlette.types import Message
 
 from tokenspeed.frontend.generation import ChoiceDelta, GenerationInput
 from tokenspeed.frontend.http.replies import ChatChunk, Completion
-from tokenspeed.frontend.http.stream import FLOW, event
+from tokenspeed.frontend.http.stream import PIECES, event
 from tokenspeed.frontend.ports import DeltaSink
 from tokenspeed.plane.messages import SamplingParams, frozen_tokens
 
@@ -146,12 +146,13 @@ async def test_a_sink_that_fails_ends_its_own_call_only(rig: FrontendRig) -> Non
 
 @attrs.define(eq=False)
 class Line:
-    """A client's connection: what was sent over it, and whether it is full."""
+    """A client's connection, also for pieces of a body: what was sent over it, and whether it is full."""
 
     body: bytes
-    write_paused: bool = False
+    full: bool = False
     data: bytes = b""
     waits: int = 0
+    pieces: int = 0
     drained: asyncio.Event = attrs.field(factory=asyncio.Event)
     unread: bool = True
 
@@ -163,10 +164,18 @@ class Line:
         raise AssertionError
 
     async def send(self, message: Message) -> None:
-        while self.write_paused:
+        while self.full:
             self.waits += 1
             await self.drained.wait()
         self.data += message.get("body", b"")
+
+    def takes(self) -> bool:
+        return not self.full
+
+    def write(self, data: bytes) -> None:
+        assert not self.full
+        self.pieces += 1
+        self.data += data
 
 
 async def answered(rig: FrontendRig, path: str, fields: Mapping[str, Any], full_at: frozenset[int]) -> Line:
@@ -178,14 +187,14 @@ async def answered(rig: FrontendRig, path: str, fields: Mapping[str, Any], full_
         "path": path,
         "query_string": b"",
         "headers": [(b"content-type", b"application/json")],
-        "extensions": {FLOW: line},
+        "extensions": {PIECES: line},
     }
     task = asyncio.ensure_future(rig.app(scope, line.receive, line.send))
     await settle()
     step = 0
     while not task.done():
-        line.write_paused = step in full_at
-        if not line.write_paused:
+        line.full = step in full_at
+        if not line.full:
             line.drained.set()
             line.drained = asyncio.Event()
         rig.engine.step()
@@ -245,6 +254,7 @@ async def test_a_connection_that_is_full_is_waited_for_and_loses_nothing(rig: Fr
     fields = {"prompt": "x", "max_tokens": len(LETTERS)}
     line = await answered(rig, "/v1/completions", fields, frozenset({2, 3, 4}))
     assert line.waits
+    assert line.pieces
     texts = [json.loads(part[6:])["choices"][0]["text"] for part in line.data.split(b"\n\n")[:-2]]
     assert texts[:2] == ["a", "b"]
     assert "".join(texts) == "abcdefgh"

@@ -64,6 +64,14 @@ def test_one_bad_field_is_one_fault(changes: dict[str, object], field: str) -> N
     assert fields_of(GOOD, **changes) == [field]
 
 
+def test_no_more_alternatives_than_there_are_tokens_can_be_asked_for() -> None:
+    few = engine_info(vocab_size=10, max_logprobs=20)
+    for name in ("logprobs", "prompt_logprobs"):
+        for asked, fields in ((10, []), (11, [name])):
+            found = input_faults(attrs.evolve(GOOD, **{name: asked}), few, max_choices=4)
+            assert [one.field for one in found] == fields
+
+
 def test_every_fault_of_an_input_is_found() -> None:
     bad = {"n": 0, "stop": ("",), "prompt_ids": frozen_tokens([]), "sampling": SamplingParams(top_p=-1.0)}
     assert fields_of(GOOD, **bad) == ["prompt", "top_p", "stop[0]", "n"]

@@ -134,6 +134,7 @@ def test_the_soak_finds_a_counter_that_is_off(books: ModuleType, changed: str, b
     [
         (lambda rest: rest.said.update(frontend_tasks=6.0), "had 5 tasks at rest and has 6"),
         (lambda rest: rest.said.update(kv_pages_empty=3.0), "had 10 pages and has 9"),
+        (lambda rest: rest.said.update(frontend_allocations=17_000.0), "had 4000 pieces of memory and have 17000"),
         (lambda rest: rest.weights.update({7: attrs.evolve(rest.weights[7], files=14)}), "grew from"),
         (lambda rest: rest.weights.update({7: attrs.evolve(rest.weights[7], threads=8)}), "grew from"),
         (lambda rest: rest.weights.update({7: attrs.evolve(rest.weights[7], rss_kib=110_000)}), "grew from"),
@@ -143,7 +144,8 @@ def test_the_soak_finds_a_counter_that_is_off(books: ModuleType, changed: str, b
 )
 def test_the_soak_finds_what_grew(books: ModuleType, grows: Callable[[Any], object], why: str) -> None:
     def rest() -> Any:
-        said = {"kv_pages_active": 0.0, "kv_pages_cached": 6.0, "kv_pages_empty": 4.0, "frontend_tasks": 5.0}
+        said = {"kv_pages_active": 0.0, "kv_pages_cached": 6.0, "kv_pages_empty": 4.0}
+        said |= {"frontend_tasks": 5.0, "frontend_allocations": 4000.0}
         return books.Rest(said=said, weights={7: books.Weight(rss_kib=100_000, files=10, threads=5)})
 
     ours, last = books.Books(), rest()

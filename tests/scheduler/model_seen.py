@@ -37,6 +37,13 @@ class Seen:
         self.note("state moves", max(0, moves - len(plan.seated)))
         self.note("boundary copies", len(plan.pages_to_copy) - moves)
         self.note("retirements", len(plan.retired))
+        # Requests beyond those of one forward, seated while others' last results are under way.
+        self.note("spare seats", rig.scheduler.residents.seated > rig.config.max_num_seqs)
+        written = {(part.group, block) for part in plan.pages_to_zero for block in part.blocks}
+        written |= {(copy.group, copy.destination) for copy in plan.pages_to_copy}
+        self.note("sources given away", sum((copy.group, copy.source) in written for copy in plan.pages_to_copy))
+        if plan.batch is None and not rig.scheduler.state.may_forward:
+            self.note("frozen plans")
         for row in plan.preempted:
             state = rig.scheduler.life.of(row)
             self.note("recomputes" if state in (State.WAITING, State.PREFILLING, State.DECODING) else "suspensions")

@@ -75,17 +75,18 @@ def test_two_requests_that_need_sixty_percent_of_the_pool_each_both_finish_witho
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_resumed_request_is_not_the_first_victim_again(depth: int) -> None:
-    rig = build(num_pages=20, page_tokens=4, max_num_seqs=3, chunk_tokens=64, overlap_schedule_depth=depth)
+def test_nobody_is_a_victim_again_before_all_others_have_been_one(depth: int) -> None:
+    rig = build(
+        num_pages=18,
+        page_tokens=4,
+        max_num_seqs=3,
+        chunk_tokens=64,
+        overlap_schedule_depth=depth,
+        resume_headroom_tokens=0,
+    )
     requests = [rig.new(prompt(8, seed=seed), max_new=40) for seed in range(3)]
     plans = rig.run()
-    order = victims(plans)
-    assert order[0] == requests[2].row
-    # A victim comes round again only after all others that could give way have.
-    for at, row in enumerate(order[1:], 1):
-        if row == order[at - 1]:
-            resident = {r for plan in plans if plan.batch for r in plan.batch.rows.tolist()}
-            assert all(other in order[:at] for other in resident if other != requests[0].row)
+    assert victims(plans) == [request.row for request in reversed(requests)]
     assert all(request.finish is Finish.LENGTH for request in requests)
     rig.check_tokens()
 
@@ -237,9 +238,12 @@ def test_a_request_keeps_its_first_date_of_admission_so_that_the_eldest_of_two_v
     seniority.note_admitted(elder)
     assert max((elder, later), key=seniority.as_victim) == later
     assert max((elder, later, third), key=seniority.admitted) == third
+    # Of those that were victims the newest goes first again.
+    seniority.note_retracted(third)
+    seniority.note_admitted(third)
+    assert max((elder, later, third), key=seniority.as_victim) == later
     seniority.note_retracted(later)
-    seniority.note_admitted(later)
-    assert max((elder, later), key=seniority.as_victim) == later
+    assert max((elder, later, third), key=seniority.as_victim) == third
     assert seniority.was_retracted(elder)
     # One that has ended leaves nothing to the next request in its row.
     seniority.forget(elder)

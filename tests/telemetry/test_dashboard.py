@@ -103,6 +103,11 @@ def test_panels_have_ids_of_their_own_and_do_not_lie_on_each_other() -> None:
         assert len(letters) == len(set(letters))
 
 
+def test_units_are_those_that_grafana_scales_or_say_that_they_are_our_own() -> None:
+    units = {panel["fieldConfig"]["defaults"]["unit"] for panel in PANELS}
+    assert {unit for unit in units if not unit.startswith("suffix:")} == {"s", "short", "percentunit", "ops", "reqps"}
+
+
 def test_every_panel_and_variable_takes_the_chosen_data_source() -> None:
     variables = {variable["name"]: variable for variable in BOARD["templating"]["list"]}
     assert (variables["datasource"]["type"], variables["datasource"]["query"]) == ("datasource", "prometheus")

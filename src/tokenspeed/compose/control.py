@@ -28,6 +28,7 @@ from tokenspeed.control.ingress import Ingress
 from tokenspeed.control.kv_events import KvEvents, NoSink
 from tokenspeed.control.l3 import L3, NoStorage
 from tokenspeed.control.load import Load
+from tokenspeed.control.outbox import Outbox
 from tokenspeed.control.output import Output
 from tokenspeed.control.pd import NoPeer, Pd
 from tokenspeed.control.pipeline import OneStage, Pipeline
@@ -165,7 +166,9 @@ class ControlContainer(containers.DeclarativeContainer):
         dp_step=ref(one(DpStep, mesh=ref(mesh))),
         history=ref(history),
         pipeline=ref(pipeline),
-        output=ref(one(Output, table=ref(table), is_eos=read(specs, eos_mask))),
+        output=ref(
+            one(Output, table=ref(table), is_eos=read(specs, eos_mask), outbox=ref(one(Outbox, table=ref(table))))
+        ),
         pd=ref(pd),
         eplb=ref(eplb),
         kv_events=ref(one(KvEvents, sink=ref(kv_sink))),

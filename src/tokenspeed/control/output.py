@@ -25,6 +25,7 @@ from tokenspeed.plane.messages import (
     Refusal,
     TopLogprobs,
 )
+from tokenspeed.plane.outputs import OutputSink
 from tokenspeed.plane.plan import ForwardBatch, LogprobPlan
 from tokenspeed.plane.results import ForwardLanded, ForwardResult
 from tokenspeed.plane.table import RequestTable
@@ -99,89 +100,16 @@ class Cohort:
 
 
 @attrs.define(eq=False)
-class Columns:
-    """Writer: Output. The next message under way; `index` finds a request's entry by its row."""
-
-    rids: list[str] = attrs.field(factory=list[str])
-    output_ids: list[list[int]] = attrs.field(factory=list[list[int]])
-    finished: list[int] = attrs.field(factory=list[int])
-    prompt_tokens: list[int] = attrs.field(factory=list[int])
-    completion_tokens: list[int] = attrs.field(factory=list[int])
-    cached_tokens: list[int] = attrs.field(factory=list[int])
-    logprobs: list[list[float]] = attrs.field(factory=list[list[float]])
-    top_logprobs: list[list[TopLogprobs]] = attrs.field(factory=list[list[TopLogprobs]])
-    prompt_logprobs: list[list[float | None]] = attrs.field(factory=list[list[float | None]])
-    prompt_top_logprobs: list[list[TopLogprobs | None]] = attrs.field(factory=list[list[TopLogprobs | None]])
-    prompt_logprob_ids: list[list[int]] = attrs.field(factory=list[list[int]])
-    status: list[int] = attrs.field(factory=list[int])
-    messages: list[str] = attrs.field(factory=list[str])
-    index: dict[int, int] = attrs.field(factory=dict[int, int])
-
-    def blank(self, rid: str, *, prompt: int, completion: int, cached: int) -> int:
-        """One more entry without tokens; returns its place."""
-        self.rids.append(rid)
-        self.output_ids.append([])
-        self.finished.append(0)
-        self.prompt_tokens.append(prompt)
-        self.completion_tokens.append(completion)
-        self.cached_tokens.append(cached)
-        for column in self._logprob_columns():
-            column.append([])
-        self.status.append(0)
-        self.messages.append("")
-        return len(self.rids) - 1
-
-    def extend(self, cohort: Cohort) -> None:
-        """All entries of a commit; none of its rows has one yet."""
-        self.index.update((row, at) for at, row in enumerate(cohort.rows.tolist(), len(self.rids)))
-        self.rids += cohort.rids
-        self.output_ids += [[token] for token in cohort.tokens]
-        self.finished += cohort.finished
-        self.prompt_tokens += cohort.prompt_tokens
-        self.completion_tokens += cohort.lengths
-        self.cached_tokens += cohort.cached_tokens
-        for column in self._logprob_columns():
-            column.extend(cohort.nothing)
-        self.status += cohort.zeros
-        self.messages += cohort.blanks
-
-    def message(self, load: LoadReport | None, engine_index: int) -> OutputBatch:
-        return OutputBatch(
-            rids=self.rids,
-            output_ids=self.output_ids,
-            finished=self.finished,
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.completion_tokens,
-            cached_tokens=self.cached_tokens,
-            logprobs=self.logprobs,
-            top_logprobs=self.top_logprobs,
-            prompt_logprobs=self.prompt_logprobs,
-            prompt_top_logprobs=self.prompt_top_logprobs,
-            prompt_logprob_ids=self.prompt_logprob_ids,
-            status=self.status,
-            messages=self.messages,
-            load=load,
-            engine_index=engine_index,
-        )
-
-    def _logprob_columns(self) -> tuple[list[list[Any]], ...]:
-        prompt = (self.prompt_logprobs, self.prompt_top_logprobs, self.prompt_logprob_ids)
-        return (self.logprobs, self.top_logprobs, *prompt)
-
-
-@attrs.define(eq=False)
 class OutputState:
     """Writer: Output.
 
     Attributes:
-        pending: what there is to send: the latest commit alone, or columns of several events.
         cohort: of the latest commit.
         plain: `rows` of the latest batch in which nobody wants log-probabilities.
         prompt_values, prompt_tops: log-probabilities of prompts over their chunks, for the requests
             that asked; an entry goes with the request's first token or its end.
     """
 
-    pending: Columns | Cohort | None = None
     cohort: Cohort | None = None
     plain: IndexArray | None = None
     prompt_values: dict[int, list[float | None]] = attrs.field(factory=dict[int, list[float | None]])
@@ -190,14 +118,14 @@ class OutputState:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Output:
-    """Owns the committed token lists (HS-1) and what the client has been told.
+    """Owns the committed token lists (HS-1); what clients are told of them goes into the outbox.
 
     `is_eos`: bool ``[vocab]``, True at the model's EOS ids.
     """
 
     table: RequestTable
     is_eos: BoolArray
-    engine_index: int = 0
+    outbox: OutputSink
     state: OutputState = attrs.field(factory=OutputState)
     seated: Int32Array = attrs.field(init=False)
     """The table's token lines behind each other, a view."""
@@ -272,9 +200,7 @@ class Output:
         for row in rows:
             if not self.table.output.owned[row]:
                 continue
-            columns = self._pending()
-            at = self._entry(columns, row)
-            columns.finished[at], columns.status[at], columns.messages[at] = int(finish), status, message
+            self.outbox.end(row, finish, status=status, message=message)
             self.table.output.owned[row] = False
             self.table.output.finish[row] = int(finish)
             self.state.cohort = None
@@ -285,11 +211,7 @@ class Output:
 
     def refuse(self, refusals: tuple[Refusal, ...]) -> None:
         """Tell clients that their requests were not accepted; such requests have no row."""
-        for refusal in refusals:
-            columns = self._pending()
-            at = columns.blank(refusal.rid, prompt=0, completion=0, cached=0)
-            columns.finished[at] = int(Finish.ABORT)
-            columns.status[at], columns.messages[at] = refusal.status, refusal.message
+        self.outbox.refuse(refusals)
 
     def reject(self, rows: tuple[int, ...], message: str) -> None:
         """End requests whose submission failed with a client error; they leave at once (OL-16)."""
@@ -297,14 +219,11 @@ class Output:
 
     def take(self, load: LoadReport | None) -> OutputBatch | None:
         """The round's one message (OL-12), or None if there is nothing to say."""
-        pending, self.state.pending = self.state.pending, None
-        if pending is None and load is None:
-            return None
-        return (pending or Columns()).message(load, self.engine_index)
+        return self.outbox.take(load)
 
     @property
     def has_output(self) -> bool:
-        return self.state.pending is not None
+        return self.outbox.filled
 
     def _assemble(self, batch: ForwardBatch) -> Cohort:
         """The cohort of a batch's live sampled rows; a row that has ended is not in it."""
@@ -369,33 +288,21 @@ class Output:
 
     def _tell(self, cohort: Cohort, tokens: list[int], finished: list[int]) -> None:
         """Note one entry a row for the round's message."""
-        waiting = None if self.state.pending is None else self._pending()  # before the cohort's columns change
+        self.outbox.detach()  # before the cohort's columns change
         cohort.tokens, cohort.lengths, cohort.finished = tokens, cohort.counts[1].tolist(), finished
-        if waiting is None:
-            self.state.pending = cohort
-        elif waiting.index.keys().isdisjoint(rows := cohort.rows.tolist()):
-            waiting.extend(cohort)
-        else:  # a second commit of the round
-            for i, row in enumerate(rows):
-                at = self._entry(waiting, row)
-                waiting.output_ids[at] = [*waiting.output_ids[at], tokens[i]]
-                waiting.completion_tokens[at], waiting.finished[at] = cohort.lengths[i], cohort.finished[i]
+        self.outbox.add(cohort)
 
     def _add_logprobs(self, batch: ForwardBatch, cohort: Cohort, result: ForwardResult) -> None:
         """Log-probabilities of the rows that asked, for those that got a token by this commit."""
-        columns, live = self._pending(), set(cohort.rows.tolist())
+        live = set(cohort.rows.tolist())
         for place, value in result.token_logprobs.items():
             if (row := int(batch.rows[place])) in live:
-                at = columns.index[row]
-                columns.logprobs[at] = [*columns.logprobs[at], value]
-                if place in result.token_top_logprobs:
-                    columns.top_logprobs[at] = [*columns.top_logprobs[at], result.token_top_logprobs[place]]
+                self.outbox.add_logprob(row, value, result.token_top_logprobs.get(place))
         for row in live.intersection(self.state.prompt_values):
-            at = columns.index[row]
-            values = columns.prompt_logprobs[at] = self.state.prompt_values.pop(row)
+            values, tops = self.state.prompt_values.pop(row), self.state.prompt_tops.pop(row)
             start = int(self.table.identity.prompt_from[row])
-            columns.prompt_logprob_ids[at] = self.table.tokens_of(row)[start : start + len(values)].tolist()
-            columns.prompt_top_logprobs[at] = self.state.prompt_tops.pop(row)
+            ids = self.table.tokens_of(row)[start : start + len(values)].tolist()
+            self.outbox.add_prompt_logprobs(row, values, tops, ids)
 
     def _note_lone(self, batch: ForwardBatch) -> None:
         """A prompt of one token has no predecessor: no forward returns its one entry, which is None."""
@@ -419,29 +326,6 @@ class Output:
                 raise InvariantBroken("prompt log-probabilities with a gap", row=row, at=part.first)
             values.extend(part.values[skip:])
             tops.extend(part.top[skip:])
-
-    def _pending(self) -> Columns:
-        """What there is to send, as columns that can be changed."""
-        pending = self.state.pending
-        if isinstance(pending, Columns):
-            return pending
-        columns = self.state.pending = Columns()
-        if pending is not None:
-            columns.extend(pending)
-        return columns
-
-    def _entry(self, columns: Columns, row: int) -> int:
-        at = columns.index.get(row)
-        if at is None:
-            table = self.table
-            prompt = int(table.identity.prompt_len[row])
-            at = columns.index[row] = columns.blank(
-                table.identity.rid[row],
-                prompt=prompt,
-                completion=int(table.tokens.known[row]) - prompt,
-                cached=int(table.schedule.cached[row]),
-            )
-        return at
 
 
 def _surplus(batch: ForwardBatch, keep: IndexArray) -> int:

@@ -76,7 +76,6 @@ class Choice:
         single: tokens must be decoded one by one, to know which of them completed a stop string, or
             where in the text each begins.
         plain: until its end nothing but text can come of it: no stop strings, no log-probabilities.
-        prompt_decoder: for the offsets of prompt log-probabilities.
     """
 
     inp: GenerationInput
@@ -88,7 +87,6 @@ class Choice:
     search: StopSearch
     single: bool
     plain: bool
-    prompt_decoder: StreamDecoder
     state: ChoiceState = attrs.field(factory=ChoiceState)
 
     def take(self, arrived: Arrived) -> ChoiceDelta:
@@ -209,11 +207,12 @@ class Choice:
         if wanted is None or not values:
             return None
         tops = arrived.prompt_top_logprobs or [None] * len(values)
+        decoder = StreamDecoder(tokenizer=self.decoder.tokenizer, skip_special_tokens=False)
         found: list[TokenLogprob | None] = []
         chars = 0
         for token, value, top in zip(self.inp.prompt_ids.tolist(), values, tops, strict=True):
             found.append(None if value is None else _entry(token, value, chars, top, wanted))
-            chars += len(self.prompt_decoder.push((token,)))
+            chars += len(decoder.push((token,)))
         return tuple(found)
 
 

@@ -12,18 +12,19 @@ import errno
 import logging
 import socket
 import time
+import weakref
 from collections.abc import AsyncGenerator, Generator
 from email.utils import formatdate
 
 import attrs
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from tokenspeed.errors import SettingsError
 from tokenspeed.frontend.http.api import Api
-from tokenspeed.frontend.http.stream import FLOW
+from tokenspeed.frontend.http.stream import PIECES
 
 log = logging.getLogger("tokenspeed.http")
 
@@ -86,20 +87,41 @@ class _DatedState(ServerState):
         """The base class begins with none."""
 
 
-class _Protocol(HttpToolsProtocol):
-    """uvicorn's, showing its flow control to responses, and leaving nothing for a collection when it ends."""
+class _Pieces:
+    """What uvicorn's `send` does for a piece of a chunked body that is not the last. A `BodyPieces`.
 
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["extensions"] = {FLOW: self.flow}  # type: ignore[dict-item]
+    The response keeps this one, so this one does not keep the response: both go when it ends.
+    """
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = weakref.ref(cycle)
+
+    def takes(self) -> bool:
+        cycle = self._cycle()
+        return cycle is not None and cycle.chunked_encoding is True and not cycle.flow.write_paused
+
+    def write(self, data: bytes) -> None:
+        cycle = self._cycle()
+        if cycle is not None and not cycle.disconnected:
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's, with a short way for pieces of a body, and leaving nothing for a collection when it ends."""
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self.scope["extensions"] = {PIECES: _Pieces(self.cycle)}  # type: ignore[dict-item]
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         # A connection that is reset while it idles would stay, with its last request, until its timer is due.
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
-        # asyncio's transport holds this method of its own for as long as it lives; it reads no more.
-        vars(self.transport).pop("_read_ready_cb", None)
+        # asyncio's own transport holds this method of its own for as long as it lives; it reads no more.
+        getattr(self.transport, "__dict__", {}).pop("_read_ready_cb", None)
 
 
 class _Server(uvicorn.Server):

@@ -252,7 +252,6 @@ class GenerationService:
             search=StopMatcher(words=prepare_stops(inp.stop), include=inp.include_stop) if inp.stop else NoStops(),
             single=bool(inp.stop) or inp.logprobs is not None,
             plain=not inp.stop and inp.logprobs is None and inp.prompt_logprobs is None,
-            prompt_decoder=StreamDecoder(tokenizer=self.tokenizer, skip_special_tokens=False),
         )
 
     def _take(self, group: Group, choice: Choice, entry: Arrived) -> ChoiceDelta:

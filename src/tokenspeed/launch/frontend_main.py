@@ -77,8 +77,9 @@ def settle() -> None:
     """What start-up made stays: collections leave it out, and pass what one batch of outputs makes and drops again.
 
     A collection holds up every stream; the default threshold starts several a batch, and those that walk the whole
-    heap take a tenth of a second. The wire's thread gives way to the streams' sooner than Python's 5 ms, which a
-    stream would wait for at each of its writes. Changes the whole process.
+    heap take a tenth of a second. One of `YOUNG_OBJECTS` takes 4 to 12 ms and finds little: requests leave no cycles,
+    so what grows up to the threshold is what lives, about 170 objects a stream. The wire's thread gives way to the
+    streams' sooner than Python's 5 ms, which a stream would wait for at each of its writes. Changes the whole process.
     """
     gc.collect()
     gc.freeze()

@@ -359,12 +359,30 @@ def prometheus_request_meter(registry: MetricRegistry) -> PrometheusRequestMeter
     )
 
 
+@attrs.define(eq=False)
+class Answers:
+    """Writer: PrometheusHttpMeter. The labelled metrics of answers by route, method and status."""
+
+    by_kind: dict[tuple[str, str, int], tuple[Adds, Observes]] = attrs.field(
+        factory=dict[tuple[str, str, int], "tuple[Adds, Observes]"]
+    )
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class PrometheusHttpMeter:
     """Counts answered HTTP requests. Label values come from our route table, so they are bounded."""
 
     registry: MetricRegistry
+    known: Answers = attrs.field(factory=Answers)
 
     def answered(self, *, handler: str, method: str, status: int, seconds: float) -> None:
-        self.registry.counter("http_requests_total", handler=handler, method=method, status=str(status)).inc()
-        self.registry.histogram("http_request_duration_seconds", handler=handler, method=method).observe(seconds)
+        kind = (handler, method, status)
+        found = self.known.by_kind.get(kind)
+        if found is None:
+            found = self.known.by_kind[kind] = (
+                self.registry.counter("http_requests_total", handler=handler, method=method, status=str(status)),
+                self.registry.histogram("http_request_duration_seconds", handler=handler, method=method),
+            )
+        count, duration = found
+        count.inc()
+        duration.observe(seconds)

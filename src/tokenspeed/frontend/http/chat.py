@@ -95,13 +95,11 @@ class ChatAnswer:
             and all(part.kind is PartKind.TEXT for part in parts)
         ):
             text = "".join([part.text for part in parts])
-            return self.frames.event(place, text, lambda: self._chunk_of(delta, parts, first=False)) if text else b""
-        body = self._chunk_of(delta, parts, first=first)
-        (choice,) = body.choices
-        told = first or parts or choice.logprobs or choice.token_ids or choice.finish_reason
-        return event(body) if told else b""
+            made = self.frames.event(place, text) if text else b""
+            return made if made is not None else self.frames.learn(place, text, self._event(delta, parts, first=False))
+        return self._event(delta, parts, first=first)
 
-    def _chunk_of(self, delta: ChoiceDelta, parts: Sequence[Part], *, first: bool) -> ChatChunk:
+    def _event(self, delta: ChoiceDelta, parts: Sequence[Part], *, first: bool) -> bytes:
         fields, text = self.fields, joined_text(parts, PartKind.TEXT)
         choice = ChatChunkChoice(
             index=delta.index,
@@ -116,6 +114,8 @@ class ChatAnswer:
             stop_reason=UNSET if delta.finish_reason is None else delta.stop_reason,
             token_ids=list(delta.token_ids) if fields.return_token_ids else UNSET,
         )
+        if not (first or parts or choice.logprobs or choice.token_ids or choice.finish_reason):
+            return b""
         body = self._chunk([choice])
         if first and delta.index == 0 and fields.return_token_ids:
             body.prompt_token_ids = self.inp.prompt_ids.tolist()
@@ -124,7 +124,7 @@ class ChatAnswer:
             body.usage = self.tally.usage()
         elif options is not None and options.include_usage:
             body.usage = None
-        return body
+        return event(body)
 
     def last(self) -> Iterable[msgspec.Struct]:
         options = self.fields.stream_options

@@ -19,7 +19,7 @@ from tokenspeed.plane.checks import Fault, fault, shown
 from tokenspeed.plane.messages import SamplingParams, frozen_tokens
 
 _PRINTABLE = re.compile(rf"[\x21-\x7e]{{1,{MAX_REQUEST_ID_CHARS}}}")
-_KEY = re.compile(r"-?\d{1,19}")
+_KEY = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
 def check_model(api: Api, model: str | None) -> None:

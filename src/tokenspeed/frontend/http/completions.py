@@ -82,11 +82,16 @@ class CompletionAnswer:
 
     def events(self, delta: ChoiceDelta) -> bytes:
         """The events of a delta."""
-        place = (delta.prompt_index, delta.index)
-        if self.text_only and delta.finish_reason is None and place in self.tally.completion:
-            text = delta.text
-            return self.frames.event(place, text, lambda: self._chunk(delta, first=False)) if text else b""
-        return STYLE.events(self.chunks(delta))
+        if not self.text_only or delta.finish_reason is not None:
+            return STYLE.events(self.chunks(delta))
+        place, text = (delta.prompt_index, delta.index), delta.text
+        made = self.frames.event(place, text) if text else b""
+        if made is None:
+            first = place not in self.tally.completion
+            made = STYLE.events(self.chunks(delta))
+            if not first:
+                self.frames.learn(place, text, made)
+        return made
 
     def chunks(self, delta: ChoiceDelta) -> Iterable[msgspec.Struct]:
         """The chunk of a delta, if it has anything to say."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, suppress
 from typing import Protocol
 
@@ -12,7 +12,6 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tokenspeed.errors import InvariantBroken
 from tokenspeed.frontend.generation import ChoiceDelta
 from tokenspeed.frontend.http.api import unless_gone
 from tokenspeed.frontend.http.errors import ClientGone, Failure, failure
@@ -85,26 +84,32 @@ class TextFrames:
     key: str
     around: dict[tuple[int, int], tuple[bytes, bytes]] = attrs.field(factory=dict[tuple[int, int], tuple[bytes, bytes]])
 
-    def event(self, place: tuple[int, int], text: str, body: Callable[[], object]) -> bytes:
-        """The event of the choice at `place` with `text`; `body` makes all of it, if that was not done before."""
+    def event(self, place: tuple[int, int], text: str) -> bytes | None:
+        """The event of the choice at `place` with `text`; None: none was made whole yet."""
         found = self.around.get(place)
-        if found is None:
-            whole = event(body())
-            head, _, tail = whole.partition(b'"%s":%s' % (self.key.encode(), on_one_line(text)))
-            self.around[place] = (b'%s"%s":' % (head, self.key.encode()), tail)
-            return whole
-        return found[0] + on_one_line(text) + found[1]
+        return None if found is None else b"%b%b%b" % (found[0], on_one_line(text), found[1])
+
+    def learn(self, place: tuple[int, int], text: str, whole: bytes) -> bytes:
+        """Returns: `whole`, the event with `text`."""
+        head, _, tail = whole.partition(b'"%s":%s' % (self.key.encode(), on_one_line(text)))
+        self.around[place] = (b'%s"%s":' % (head, self.key.encode()), tail)
+        return whole
 
 
-class Flow(Protocol):
-    """A connection's back-pressure, as the server keeps it."""
+class BodyPieces(Protocol):
+    """A way past ASGI's `send` for pieces of a body that has begun and goes on."""
 
-    @property
-    def write_paused(self) -> bool: ...
+    def takes(self) -> bool:
+        """Whether the connection takes more now; if not, `send` waits until it does."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Send `data`, or drop it if the client has left."""
+        ...
 
 
-FLOW = "tokenspeed.flow"
-"""The ASGI extension under which a server shows its `Flow`: while it is not paused, sending does not wait."""
+PIECES = "tokenspeed.pieces"
+"""The ASGI extension under which a server offers its `BodyPieces`."""
 
 
 @attrs.define(eq=False)
@@ -112,25 +117,15 @@ class DirectSink:
     """Sends events from where their tokens arrive. A `DeltaSink`; writer: its EventStream, once the response began."""
 
     events: Callable[[ChoiceDelta], bytes]
-    send: Send | None = None
-    flow: Flow | None = None
+    pieces: BodyPieces | None = None
 
     def takes(self) -> bool:
-        return self.flow is not None and not self.flow.write_paused
+        return self.pieces is not None and self.pieces.takes()
 
     def put(self, delta: ChoiceDelta) -> None:
         data = self.events(delta)
-        if data and self.send is not None:
-            _at_once(self.send({"type": "http.response.body", "body": data, "more_body": True}))
-
-
-def _at_once(work: Awaitable[None]) -> None:
-    """Run what does not wait. Raises: InvariantBroken: it waited."""
-    try:
-        work.__await__().__next__()
-    except StopIteration:
-        return
-    raise InvariantBroken("sending waited although the connection's flow was not paused")
+        if data and self.pieces is not None:
+            self.pieces.write(data)
 
 
 class EventStream(Response):
@@ -180,20 +175,19 @@ class EventStream(Response):
                 await failure(exc).response()(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self._head})
-            self._sink.send, self._sink.flow = send, scope.get("extensions", {}).get(FLOW)
+            self._sink.pieces = scope.get("extensions", {}).get(PIECES)
             try:
                 async with asyncio.timeout(self._limit_s):
                     await _send(send, self._events(first))
                     async for delta in deltas:
                         await _send(send, self._events(delta))
-                    await _send(send, self._style.events(self._last()) + self._style.end)
+                    data = self._style.events(self._last()) + self._style.end
+                    await send({"type": "http.response.body", "body": data})
             except TimeoutError:
                 # The client does not read, so it cannot be told: the server closes the unfinished response.
                 raise ClientGone from None
             except Exception as exc:  # told in the stream, which then closes
                 await send({"type": "http.response.body", "body": self._style.encode(self._style.failed(failure(exc)))})
-            else:
-                await send({"type": "http.response.body", "body": b""})
 
 
 async def _send(send: Send, data: bytes) -> None:

@@ -42,11 +42,11 @@ class StreamDecoder:
     def push(self, ids: Iterable[int]) -> str:
         """Text that is certain after `ids`; never half a character."""
         tokenizer, state = self.tokenizer, self.state
-        data = state.held
-        if self.skip_special_tokens:
-            data += b"".join([tokenizer.token_bytes(one) for one in ids if not tokenizer.is_special(one)])
-        else:
-            data += b"".join([tokenizer.token_bytes(one) for one in ids])
+        parts, skips = [state.held], self.skip_special_tokens
+        for one in ids:
+            if not (skips and tokenizer.is_special(one)):
+                parts.append(tokenizer.token_bytes(one))  # noqa: PERF401 - a comprehension is one more call a token
+        data = b"".join(parts)
         text, used = utf_8_decode(data, "replace", False)
         state.held = data[used:]
         return self._shown(text) if state.at_start else text

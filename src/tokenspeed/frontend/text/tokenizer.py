@@ -95,8 +95,8 @@ class LibraryTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         try:
-            # A batch of one: `encode` holds the interpreter for the whole text, `encode_batch` does not.
-            ids: list[int] = self.built.library.encode_batch([text], add_special_tokens=False)[0].ids
+            # A batch of one: `encode` holds the interpreter for the whole text, this does not. Fast: without offsets.
+            ids: list[int] = self.built.library.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except (TypeError, UnicodeError) as fault:  # how the library says that a text has no UTF-8 form
             raise _unencodable(text) from fault
         prefix = list(self.prefix_ids)
