@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from storage_rig import PATIENT_S, StoreRig, facts, storing
 
-from tokenspeed.errors import InvariantBroken
+from tokenspeed.errors import InvariantBroken, SettingsError
 from tokenspeed.plane.operations import DiskWeights
 from tokenspeed.plane.plan import StorageOp, StorageVerb
 from tokenspeed.plane.ports import StorageExecutor
@@ -395,6 +395,27 @@ def test_an_engine_that_stops_finishes_what_is_being_stored() -> None:
         threading.Timer(SHORT_S, store.open.set).start()
     assert len(store.values) == 1
     assert store.closed
+    assert [thread for thread in threading.enumerate() if thread.name.startswith("ts-l3")] == []
+
+
+def test_a_store_that_cannot_be_closed_ends_no_engine_with_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    class Unclosable(MemoryStore):
+        def close(self):
+            raise RuntimeError("never")
+
+    with storing(Unclosable()) as rig:
+        stored(rig, 1)
+    assert "the store could not be closed" in caplog.text
+
+
+def test_a_store_that_takes_no_memory_is_refused_at_the_start() -> None:
+    class Detached(MemoryStore):
+        def attach(self, memory):
+            raise OSError("no memory region is left")
+
+    with pytest.raises(SettingsError, match=r"storage\.backend: part cannot be used: no memory region is left"):
+        with storing(Detached()):
+            pass
     assert [thread for thread in threading.enumerate() if thread.name.startswith("ts-l3")] == []
 
 

@@ -20,6 +20,7 @@ from tokenspeed.plane.operations import WeightsSource
 from tokenspeed.plane.plan import StorageOp, StorageVerb
 from tokenspeed.plane.ports import Clock, Meter
 from tokenspeed.plane.results import StorageReport
+from tokenspeed.plane.storage import HostBytes
 from tokenspeed.storage.identity import namespace_of
 from tokenspeed.storage.jobs import NO_TRAFFIC, Desk, Job, Part
 from tokenspeed.storage.pages import Pages, arena, group_of
@@ -101,9 +102,12 @@ class StorageWorkers:
         )
 
     def start(self, readers: int) -> None:
+        """Raises: OSError: the store does not take the workers' memory; no thread runs then."""
         lanes = [(f"ts-l3-read-{at}", self.reads, self.reading) for at in range(readers)]
         for name, lane, patience in (*lanes, ("ts-l3-write", self.writes, self.writing)):
-            thread = threading.Thread(target=self._work, args=(lane, patience), name=name, daemon=True)
+            memory = arena(self.pages)
+            self.pages.backend.attach(memory)
+            thread = threading.Thread(target=self._work, args=(lane, patience, memory), name=name, daemon=True)
             self.crew.threads.append(thread)
         self.crew.threads.append(threading.Thread(target=self.watcher.run, name="ts-l3", daemon=True))
         for thread in self.crew.threads:
@@ -172,7 +176,17 @@ class StorageWorkers:
         if stuck:
             log.warning("storage: the store still holds %s; it is not closed", ", ".join(stuck))
             return
-        self.pages.backend.close()
+        closing = threading.Thread(target=self._close_store, name="ts-l3-close", daemon=True)
+        closing.start()
+        closing.join(JOIN_S)
+        if closing.is_alive():
+            log.warning("storage: the store was not closed within %g s", JOIN_S)
+
+    def _close_store(self) -> None:
+        try:
+            self.pages.backend.close()
+        except Exception:  # a store may raise anything; the engine ends all the same
+            log.warning("storage: the store could not be closed", exc_info=True)
 
     def _take(self, op: StorageOp) -> None:
         self._check(op)
@@ -211,9 +225,7 @@ class StorageWorkers:
 
     # ---- workers ------------------------------------------------------------------------------
 
-    def _work(self, lane: queue.SimpleQueue[Work], patience: Patience) -> None:
-        memory = arena(self.pages)
-        self.pages.backend.attach(memory)
+    def _work(self, lane: queue.SimpleQueue[Work], patience: Patience, memory: HostBytes) -> None:
         while (work := lane.get()) is not None:
             if not isinstance(work, Part):
                 work()

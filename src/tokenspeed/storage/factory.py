@@ -88,6 +88,7 @@ def open_storage(
     Args:
         weights: identity of those the engine starts with.
         weights_of: see `StorageWorkers`.
+    Raises: SettingsError: the store does not take the workers' memory.
     """
     schema = schema_of(facts)
     namespace = namespace_of(schema, weights)
@@ -105,6 +106,9 @@ def open_storage(
         timeout_s=settings.timeout_s,
         drain_s=settings.shutdown_s,
     )
-    workers.start(settings.threads)
+    try:
+        workers.start(settings.threads)
+    except OSError as fault:
+        raise SettingsError(f"storage.backend: {settings.backend.value} cannot be used: {fault}") from fault
     log.info("storage: %s, namespace %s", settings.backend.value, namespace)
     return workers
