@@ -241,7 +241,7 @@ def test_weights_are_published_to_storage_behind_their_commit_and_not_if_the_loa
     assert order == ["plane.commit_weights", "l3.operated"]
 
 
-def test_a_drain_waits_for_open_storage_work() -> None:
+def test_an_operation_waits_for_open_storage_work_and_a_pause_does_not() -> None:
     rig, _, executor = storage_rig()
     rig.put(request("a", 40, max_new=1))
     for _ in range(8):
@@ -249,9 +249,12 @@ def test_a_drain_waits_for_open_storage_work() -> None:
         for op_id in [op_id for op_id, op in executor.open.items() if op.verb is not StorageVerb.PUT]:
             executor.finish(op_id)
     put = executor.only(StorageVerb.PUT)
-    rig.put(ReleaseMemoryOp(call_id=1))
+    rig.put(PauseOp(call_id=1, mode=PauseMode.WAIT))
+    rig.rounds(2)
+    assert [reply.success for reply in rig.link.replies] == [True]
+    rig.put(ResumeOp(call_id=2), ReleaseMemoryOp(call_id=3))
     rig.rounds(4)
-    assert rig.link.replies == []
+    assert [reply.call_id for reply in rig.link.replies] == [1, 2]
     executor.finish(put.op_id)
     rig.rounds(4)
-    assert [reply.success for reply in rig.link.replies] == [True]
+    assert [(reply.call_id, reply.success) for reply in rig.link.replies][2:] == [(3, True)]

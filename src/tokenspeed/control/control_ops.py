@@ -253,8 +253,13 @@ class ControlOps:
                 state.version = version
         self._answer(op.call_id, success=True)
 
-    def resolve(self, *, drained: bool, empty: Callable[[], bool]) -> None:
-        """End a drain once nothing is in flight and nobody holds anything; `empty`: the scheduler has no request."""
+    def resolve(self, *, drained: bool, empty: Callable[[], bool], stored: bool = True) -> None:
+        """End a drain once nothing is in flight and nobody holds anything.
+
+        Args:
+            empty: the scheduler has no request.
+            stored: no storage work holds a block: operations wait for that, too, and pauses do not.
+        """
         state = self.state
         if state.phase is Phase.DRAINING and drained:
             state.phase = Phase.PAUSED
@@ -263,7 +268,7 @@ class ControlOps:
             state.drain_calls.clear()
         if state.phase is Phase.FROZEN and state.queue and not empty():
             self._refuse_drains()
-        state.drained = bool(state.queue) and drained
+        state.drained = bool(state.queue) and drained and stored
 
     def tell(self, replies: tuple[ControlReply, ...]) -> None:
         self.state.replies.extend(replies)

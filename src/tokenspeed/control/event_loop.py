@@ -167,7 +167,7 @@ class EventLoop:
         self.kv_events.publish(self.scheduler.drain_kv_events())
         self._release_ended()
         self._send(now_s)
-        self.control_ops.resolve(drained=self._drained, empty=self._empty)
+        self.control_ops.resolve(drained=self._drained, empty=self._empty, stored=not self.l3.open)
         for reply in self.control_ops.take_replies():
             self.frontend.reply(reply)
         self.state.stopped = inbox.stop
@@ -369,7 +369,7 @@ class EventLoop:
 
     @property
     def _drained(self) -> bool:
-        if not self.control_ops.busy or self.state.in_flight or self.cache_ops.open or self.l3.open:
+        if not self.control_ops.busy or self.state.in_flight or self.cache_ops.open:
             return False
         return self._empty()
 
