@@ -22,7 +22,6 @@ for (`step` measured), there is no grid. `first`, of one stream alone, less the 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import random
@@ -43,7 +42,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from cpu_load import Stream, ask
+from cpu_load import Stream, answers
 from cpu_peers import prefer
 from machine import machine
 
@@ -167,13 +166,13 @@ def _matching(root: int, marks: Sequence[str]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(below for pid in found for below in _tree(pid)))
 
 
-async def burst(served: Deployment, draw: random.Random, *, streams: int, tokens: int) -> list[Stream]:
+def burst(served: Deployment, draw: random.Random, *, streams: int, tokens: int) -> list[Stream]:
     """Raises: RuntimeError: a request was refused. SystemExit: it ended early."""
     host, _, port = served.url.removeprefix("http://").partition(":")
     fields = {"model": served.model, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     fields["stream_options"] = {"include_usage": True}
     bodies = [json.dumps({**fields, "prompt": " ".join(draw.choices(WORDS, k=PROMPT_WORDS))}) for _ in range(streams)]
-    found = await asyncio.gather(*(ask(host, int(port), body.encode()) for body in bodies))
+    found = answers(host, int(port), [body.encode() for body in bodies])
     if any(stream.tokens != tokens for stream in found):
         raise SystemExit(f"{served.name}: {sorted({stream.tokens for stream in found})} tokens instead of {tokens}")
     return found
@@ -247,7 +246,7 @@ def measure(
             tally = tallies[served.name]
             before = {role: served.cpu_s(role) for role in served.pids}
             for _ in range(bursts if turn else 1):
-                found = asyncio.run(burst(served, draw, streams=streams, tokens=tokens))
+                found = burst(served, draw, streams=streams, tokens=tokens)
                 if turn:
                     tally.add(found, step_ms)
             for role in served.pids if turn else ():

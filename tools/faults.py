@@ -397,12 +397,6 @@ SCHEDULER = (
         "        return True, self.state.stamps[row]\n",
     ),
     Fault(
-        "what this very plan seats is imaged",
-        "pressure.py",
-        "            if row not in draft.seated and self.images.store(row):\n",
-        "            if self.images.store(row):\n",
-    ),
-    Fault(
         "a victim in whose place the newest went yields all the same",
         "pressure.py",
         "            self.life.move(row, Event.STAY)\n",
@@ -441,10 +435,10 @@ SCHEDULER = (
         "            self._release(left)\n        else:\n            self._release(left)\n",
     ),
     Fault(
-        "states that an ended request left are never released",
+        "a state is found that a row left whose logits were no numbers",
         "kept_states.py",
-        "            self._release(self.state.left.pop(key))\n",
-        "            self.state.left.pop(key)\n",
+        "            elif marks.get(slot) == end and not ended:\n",
+        "            elif marks.get(slot) == end:\n",
     ),
     Fault(
         "a store of a state that is written over stays good",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import random
 import statistics
@@ -67,14 +68,25 @@ def test_messages_of_equal_batches_share_their_constant_columns_and_none_changes
         message = output.take(None)
         assert message is not None
         sent.append(message)
-        kept.append(attrs.asdict(message))
+        kept.append(copy.deepcopy(message))
     output.end((table.by_rid["r0"],), Finish.ABORT, status=503, message="gone")
     assert output.take(None) is not None
     for name in ("rids", "prompt_tokens", "cached_tokens", "status", "messages", "logprobs"):
         assert getattr(sent[0], name) is getattr(sent[1], name), name
-    assert [attrs.asdict(message) for message in sent] == kept
+    assert sent == kept
     assert [message.completion_tokens for message in sent] == [[1, 1, 1], [2, 2, 2], [3, 3, 3]]
     assert sent[2].finished == [0, int(Finish.STOP), 0]
+
+
+def test_two_commits_of_one_batch_in_a_round_send_the_tokens_of_both() -> None:
+    table = seated(2)
+    output, rows = Output(table=table, is_eos=eos(0), outbox=Outbox(table=table)), rows_of(table, "r0", "r1")
+    output.commit(batch_of(table, rows), ForwardResult(tokens=[10, 20]))
+    output.commit(batch_of(table, rows), ForwardResult(tokens=[11, 0]))
+    message = output.take(None)
+    assert message is not None
+    assert (message.rids, message.output_ids) == (["r0", "r1"], [[10, 11], [20, 0]])
+    assert (message.completion_tokens, message.finished) == ([2, 2], [0, int(Finish.STOP)])
 
 
 def test_a_row_that_changed_its_slot_is_noticed_although_the_batch_is_the_same_array() -> None:

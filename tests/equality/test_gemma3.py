@@ -18,13 +18,13 @@ import torch
 from dense_gemma import gemma_logits
 from dense_llama import dense_tensors
 from greedy_reference import MARGIN, differences, drive, read_prompts
+from waves import drive_waves
 
 import tokenspeed
 from tokenspeed.checkpoint.random_models import open_random_checkpoint
-from tokenspeed.compose.engine import RankEngine, rank_engine
+from tokenspeed.compose.engine import rank_engine
 from tokenspeed.device.weights.shapes import tensor_shapes
 from tokenspeed.frontend.options import SamplingOptions
-from tokenspeed.plane.messages import GenerateRequest, SamplingParams, frozen_tokens
 from tokenspeed.plane.results import BlockRemoved
 from tokenspeed.settings.model import (
     CacheSettings,
@@ -135,40 +135,10 @@ def tiny_prompts() -> dict[str, list[int]]:
     return made
 
 
-@attrs.define
-class TinyCounters:
-    """What shows that a run did what its name says."""
-
-    preempted: dict[str, int] = attrs.field(factory=dict)
-    suspended: int = 0
-    cached_tokens: int = 0
-    overlapped: int = 0
-
-
 def lone(wanted: dict[str, list[int]]) -> list[dict[str, list[int]]]:
+    """The longest prompt twice, alone: there is room for it."""
     longest = max(wanted.values(), key=len)
     return [{"lone": longest}, {"lone-again": longest}]
-
-
-def drive_small(engine: RankEngine, link: RecordingLink, wanted: dict[str, list[int]]) -> TinyCounters:
-    """Send the prompts at random rounds, and when all have ended the longest one twice, with room for it."""
-    rng, counters = random.Random(SEED), TinyCounters()
-    loop, table = engine.loop, engine.loop.table
-    sampling = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
-    waves = [dict(wanted), *lone(wanted)]
-    waiting = list(waves.pop(0).items())
-    while waiting or waves or table.live:
-        if not waiting and not table.live:
-            waiting = list(waves.pop(0).items())
-        while waiting and rng.random() < 0.9:
-            rid, ids = waiting.pop(0)
-            link.put(GenerateRequest(rid=rid, input_ids=frozen_tokens(ids), sampling=sampling))
-        loop.round()
-        counters.overlapped += len(loop.state.in_flight)
-        counters.suspended = max(counters.suspended, loop.scheduler.sizes().suspended)
-        counters.preempted |= {rid: int(table.stats.preemptions[row]) for rid, row in table.by_rid.items()}
-    counters.cached_tokens = max((cached for sent in link.sent for cached in sent.cached_tokens), default=0)
-    return counters
 
 
 @functools.cache
@@ -218,7 +188,7 @@ def test_greedy_tokens_of_a_small_window_in_a_small_pool_equal_the_plain_computa
     )
     link, wanted, told = RecordingLink(), tiny_prompts(), RecordingSink()
     with rank_engine(settings, connect=lambda info, wakeup: link, kv_sink=told) as engine:
-        counters = drive_small(engine, link, wanted)
+        counters = drive_waves(engine, link, [wanted, *lone(wanted)], new_tokens=NEW_TOKENS, seed=SEED)
         scheduler = engine.loop.scheduler
         assert scheduler.sizes().held == 0
         assert scheduler.available_lcm_blocks() == scheduler.num_usable_pages

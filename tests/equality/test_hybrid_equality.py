@@ -10,14 +10,13 @@ from __future__ import annotations
 import functools
 import random
 
-import attrs
 import pytest
 import torch
 from dense_hybrid import hybrid_logits, hybrid_tensors
+from waves import drive_waves
 
 from tokenspeed.checkpoint.random_models import open_random_checkpoint
-from tokenspeed.compose.engine import RankEngine, rank_engine
-from tokenspeed.plane.messages import GenerateRequest, SamplingParams, frozen_tokens
+from tokenspeed.compose.engine import rank_engine
 from tokenspeed.plane.results import BlockRemoved
 from tokenspeed.settings.model import (
     CacheSettings,
@@ -35,16 +34,6 @@ MARGIN = 1e-3
 """The reference computes in float64, the model in float32: below it, either token is right."""
 
 
-@attrs.define
-class Counters:
-    """What shows that a run did what its name says."""
-
-    preempted: dict[str, int] = attrs.field(factory=dict)
-    suspended: int = 0
-    cached_tokens: int = 0
-    overlapped: int = 0
-
-
 def prompts() -> dict[str, list[int]]:
     """Half of them begin with one of two long prefixes."""
     rng = random.Random(SEED)
@@ -54,27 +43,6 @@ def prompts() -> dict[str, list[int]]:
         own = [rng.randrange(256) for _ in range(rng.randrange(1, 60))]
         made[f"r{number}"] = (shared[number % 2] if number % 4 < 2 else []) + own
     return made
-
-
-def drive(engine: RankEngine, link: RecordingLink, wanted: dict[str, list[int]]) -> Counters:
-    """Send the prompts at random rounds, all of them a second time once all have ended."""
-    rng, counters = random.Random(SEED), Counters()
-    loop, table = engine.loop, engine.loop.table
-    sampling = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
-    waves = [dict(wanted), {f"{rid}-again": ids for rid, ids in wanted.items()}]
-    waiting = list(waves.pop(0).items())
-    while waiting or waves or table.live:
-        if not waiting and not table.live:
-            waiting = list(waves.pop(0).items())
-        while waiting and rng.random() < 0.9:
-            rid, ids = waiting.pop(0)
-            link.put(GenerateRequest(rid=rid, input_ids=frozen_tokens(ids), sampling=sampling))
-        loop.round()
-        counters.overlapped += len(loop.state.in_flight)
-        counters.suspended = max(counters.suspended, loop.scheduler.sizes().suspended)
-        counters.preempted |= {rid: int(table.stats.preemptions[row]) for rid, row in table.by_rid.items()}
-    counters.cached_tokens = max((cached for sent in link.sent for cached in sent.cached_tokens), default=0)
-    return counters
 
 
 @functools.cache
@@ -123,7 +91,8 @@ def test_greedy_tokens_of_a_hybrid_model_equal_the_reference(
     )
     link, wanted, told = RecordingLink(), prompts(), RecordingSink()
     with rank_engine(settings, connect=lambda info, wakeup: link, kv_sink=told) as engine:
-        counters = drive(engine, link, wanted)
+        again = {f"{rid}-again": ids for rid, ids in wanted.items()}
+        counters = drive_waves(engine, link, [wanted, again], new_tokens=NEW_TOKENS, seed=SEED)
         scheduler = engine.loop.scheduler
         assert scheduler.sizes().held == 0
         assert scheduler.available_lcm_blocks() == scheduler.num_usable_pages

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 
-import attrs
 import pytest
 from scripted_engine import ScriptedEngine, engine_info, says
 
@@ -72,8 +71,7 @@ async def test_what_collects_for_a_slow_consumer_leaves_the_engines_own_lists_al
     inbox = submit(client)
     shared: list[list[int]] = [[7]]  # an engine in this process hands over rows that it keeps
     for _ in range(2):
-        batch = attrs.evolve(
-            engine._blank(),
+        batch = engine._blank()._replace(
             rids=list(inbox.rids),
             **dict.fromkeys(("output_ids", "logprobs", "top_logprobs"), shared),
             **{key: [[]] for key in ("prompt_logprobs", "prompt_top_logprobs")},

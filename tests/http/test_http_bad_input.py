@@ -331,10 +331,47 @@ def test_what_is_missing_is_told_in_words_of_json(http: httpx.Client) -> None:
         assert told in error_of(http.post(path, json=body), 400)["message"]
 
 
+def test_words_that_a_field_takes_are_told_also_where_it_lies_deep(http: httpx.Client) -> None:
+    for body, told in (
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type: 'custom' is not allowed; expected 'function'"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "function": {"name": "f"}}},
+            "tool_choice.type: 'allowed_tools' is not allowed; expected 'function'",
+        ),
+    ):
+        assert error_of(http.post("/v1/chat/completions", json={**CHAT, **body}), 400)["message"] == told
+
+
+@pytest.mark.parametrize("number", ["2.0", "2e0", "20E-1"])
+def test_an_integer_is_one_however_it_is_written(http: httpx.Client, live: LiveServer, number: str) -> None:
+    sent = {"content": f'{{"prompt": "hello", "max_tokens": {number}, "top_k": {number}, "n": 1.0, "seed": null}}'}
+    answer = http.post("/v1/completions", headers={"content-type": "application/json"}, **sent)
+    assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 2)
+    assert live.engine.requests[-1].sampling.top_k == 2
+    for far in ("2.5", "1e300", "1e999"):
+        sent = {"content": f'{{"prompt": "hello", "max_tokens": {far}}}'}
+        answer = http.post("/v1/completions", headers={"content-type": "application/json"}, **sent)
+        assert error_of(answer, 400)["param"] == "max_tokens"
+
+
+def test_the_best_of_as_many_as_are_wanted_is_all_of_them(http: httpx.Client) -> None:
+    for fields in ({"best_of": 2, "n": 2}, {"best_of": 1}, {"best_of": 1, "n": 1}):
+        answer = http.post("/v1/completions", json={**PROMPT, **fields})
+        assert answer.status_code == 200, answer.text
+        assert len(answer.json()["choices"]) == fields.get("n", 1)
+    assert error_of(http.post("/v1/completions", json={**PROMPT, "best_of": 3, "n": 2}), 400)["param"] == "best_of"
+
+
 def test_unknown_paths_and_methods_have_the_envelope_too(http: httpx.Client) -> None:
     error = error_of(http.get("/v2/nothing"), 404)
     assert error["message"] == "there is no route '/v2/nothing'; GET /openapi.json lists all of them"
-    for path, meant in (("/chat/completions", "/v1/chat/completions"), ("/v1/health", "/health")):
+    for path, meant in (
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/health", "/health"),
+        ("//v1/completions", "/v1/completions"),
+        ("/v1//completions", "/v1/completions"),
+        ("/v1/v1/completions", "/v1/completions"),
+    ):
         assert error_of(http.post(path, json={}), 404)["message"].endswith(f"did you mean {meant}?")
     assert len(error_of(http.get("/x" * 2000), 404)["message"]) < 400
     for path, method in (("/v1/completions", "GET"), ("/health", "POST"), ("/v1/models", "DELETE")):

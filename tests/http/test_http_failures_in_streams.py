@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import httpx
 import pytest
+from direct_pieces import OffersPieces
 from frontend_rig import FrontendRig, frontend
 from scripted_engine import ScriptedEngine, says
 from stream_reader import NAMED_EVENTS
@@ -54,11 +55,11 @@ class Rig:
             await asyncio.sleep(0)
 
     async def begun(self, path: str, *, stream: bool) -> asyncio.Task[httpx.Response]:
-        """A request that has got two tokens."""
+        """A request that has got three tokens."""
         task = asyncio.create_task(self.http.post(path, json={**ROUTES[path], "stream": stream}))
         while not self.front.engine.requests:  # noqa: ASYNC110 - the request is on its way through the loop
             await asyncio.sleep(0)
-        for _ in range(2):
+        for _ in range(3):
             self.front.engine.step()
             await self.turns()
         return task
@@ -67,13 +68,15 @@ class Rig:
 @asynccontextmanager
 async def rig(**settings: object) -> AsyncIterator[Rig]:
     calls = Calls()
-    engine = ScriptedEngine(script=says([97, 98, NO_TOKEN]))
+    engine = ScriptedEngine(script=says([97, 98, 99, NO_TOKEN]))
     async with frontend(
         engine,
         calls=calls,
         settings=ServerSettings(port=0, **settings),  # type: ignore[arg-type]
     ) as front:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(front.app), base_url="http://x") as http:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(OffersPieces(app=front.app)), base_url="http://x"
+        ) as http:
             yield Rig(front=front, http=http, calls=calls)
 
 
@@ -168,7 +171,8 @@ async def test_what_fails_before_the_first_token_has_its_own_status_in_a_stream_
         engine = made.front.engine
         for count, (status, message) in enumerate(refusals, 1):
             engine.refuse = lambda _, told=(status, message): told
-            task = asyncio.create_task(made.http.post(path, json={**ROUTES[path], "stream": stream}))
+            headers = {"X-Request-Id": f"mine-{count}"}
+            task = asyncio.create_task(made.http.post(path, json={**ROUTES[path], "stream": stream}, headers=headers))
             while len(engine.requests) < count:  # noqa: ASYNC110 - the request is on its way through the loop
                 await asyncio.sleep(0)
             engine.step()
@@ -177,6 +181,12 @@ async def test_what_fails_before_the_first_token_has_its_own_status_in_a_stream_
             assert answer.headers["content-type"] == "application/json"
             assert answer.json()["error"]["message"] == message
             assert ("retry-after" in answer.headers) is (status in (429, 503))
+            assert answer.headers["x-request-id"] == f"mine-{count}"
+        odd = await made.http.post(path, json={"stream": 3}, headers={"X-Request-Id": "mine"})
+        assert (odd.status_code, odd.headers["x-request-id"]) == (400, "mine")
+        for name in ("x" * 300, "a b", "é"):
+            odd = await made.http.post(path, json={"stream": 3}, headers={b"X-Request-Id": name.encode()})
+            assert (odd.status_code, odd.headers.get("x-request-id")) == (400, None)
         assert made.calls.told == [status for status, _ in refusals]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 import pytest
+from direct_pieces import OffersPieces
 from frontend_rig import FrontendRig, frontend
 from prometheus_client.parser import text_string_to_metric_families
 from scripted_engine import ScriptedEngine, engine_info
@@ -71,6 +72,7 @@ class Caller:
     Attributes:
         pieces: of the body, given one by one as `uploaded` allows.
         reads: cleared, nothing more is taken from the server.
+        direct: it takes pieces of a body from where they arrive.
     """
 
     app: ASGIApp
@@ -80,6 +82,7 @@ class Caller:
     sent: list[Message] = attrs.field(factory=list)
     left: asyncio.Event = attrs.field(factory=asyncio.Event)
     reads: asyncio.Event = attrs.field(factory=asyncio.Event)
+    direct: bool = True
 
     async def receive(self) -> Message:
         if self.pieces:
@@ -111,7 +114,8 @@ class Caller:
             "state": {},
         }
         self.reads.set()
-        return asyncio.create_task(self.app(scope, self.receive, self.send))  # type: ignore[arg-type]
+        app = OffersPieces(app=self.app, takes=self.reads.is_set) if self.direct else self.app
+        return asyncio.create_task(app(scope, self.receive, self.send))  # type: ignore[arg-type]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -277,9 +281,10 @@ async def test_a_client_that_stopped_reading_and_then_leaves_is_told_of_once(pat
 async def test_a_slow_reader_gets_everything_once_in_order(path: str) -> None:
     """Its stream is what a reader gets who was always there, but for where it is cut."""
     said = []
-    for slow in (False, True):
+    for slow, direct in ((False, True), (True, True), (True, False)):
         async with rig() as made:
             caller = made.caller(path, ROUTES[path], stream=True)
+            caller.direct = direct
             task = caller.start()
             await made.until_asked(1)
             if slow:
@@ -297,7 +302,7 @@ async def test_a_slow_reader_gets_everything_once_in_order(path: str) -> None:
             said.append("".join(piece_of(path, json.loads(event)) for event in events))
     if path == "/generate":
         said = [text[-50:] for text in said]
-    assert said[0] == said[1]
+    assert said[0] == said[1] == said[2]
     assert len(said[0]) == 50
 
 

@@ -161,6 +161,7 @@ def test_a_response_in_the_background_runs_until_it_is_cancelled(client: openai.
 
 
 BAD: list[tuple[dict[str, object], str]] = [
+    ({"conversation": "conv_1"}, "conversation"),
     ({"input": ""}, "input"),
     ({"input": []}, "input"),
     ({"input": 3}, "input"),

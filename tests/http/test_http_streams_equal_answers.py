@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import httpx
 import pytest
+from direct_pieces import OffersPieces
 from frontend_rig import FrontendRig, frontend
 from piece_tokenizer import EOS, piece_tokenizer
 from scripted_engine import ScriptedEngine, engine_info
@@ -56,14 +57,20 @@ def script(request: GenerateRequest) -> Sequence[int]:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Asker:
-    """Posts to a frontend over an engine that is stepped by hand."""
+    """Posts to a frontend over an engine that is stepped by hand.
+
+    Attributes:
+        direct: through a server that takes pieces of a body from where they arrive.
+    """
 
     rig: FrontendRig
     http: httpx.AsyncClient
+    direct: httpx.AsyncClient
 
     async def answer(self, path: str, body: Json, *, steps: int) -> httpx.Response:
         """The engine makes `steps` tokens between two looks of the frontend."""
-        task = asyncio.create_task(self.http.post(path, json=body))
+        http = self.direct if steps == 1 else self.http
+        task = asyncio.create_task(http.post(path, json=body))
         while not task.done():
             for _ in range(5):
                 await asyncio.sleep(0)
@@ -88,8 +95,12 @@ async def asker() -> AsyncIterator[Asker]:
     engine = ScriptedEngine(script=script, cached=2, info=engine_info(max_model_len=2048))
     family = OutputFamily(calls="hermes", reasoning=REASONING["think"])
     async with frontend(engine, family=family) as rig:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(rig.app), base_url="http://x") as http:
-            yield Asker(rig=rig, http=http)
+        plain, offering = httpx.ASGITransport(rig.app), httpx.ASGITransport(OffersPieces(app=rig.app))
+        async with (
+            httpx.AsyncClient(transport=plain, base_url="http://x") as http,
+            httpx.AsyncClient(transport=offering, base_url="http://x") as direct,
+        ):
+            yield Asker(rig=rig, http=http, direct=direct)
 
 
 CUTS: dict[str, Json] = {

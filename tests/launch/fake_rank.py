@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from tokenspeed.checkpoint.progress import Progress
+from tokenspeed.control.wakeup import ThreadWakeup
 from tokenspeed.errors import ModelError
 from tokenspeed.launch.child import Parent, run_child
 from tokenspeed.launch.messages import StartRank
@@ -38,25 +39,12 @@ INFO = EngineInfo(
 )
 
 
-@attrs.frozen(eq=False)
-class EventWakeup:
-    event: threading.Event = attrs.field(factory=threading.Event)
-
-    def set(self) -> None:
-        self.event.set()
-
-    def wait(self, timeout_s: float | None) -> bool:
-        woken = self.event.wait(timeout_s)
-        self.event.clear()
-        return woken
-
-
 @attrs.define(eq=False)
 class EchoEngine:
     """Answers each request with its own ids, until stopped or alone."""
 
     link: FrontendLink
-    wakeup: EventWakeup
+    wakeup: ThreadWakeup
     conduct: str
     info: EngineInfo = INFO
     stopped: bool = False
@@ -138,7 +126,7 @@ def builder(start: StartRank) -> Callable[..., Any]:
                 progress.step("second is here", 1, 1)
                 (scratch / "meet").write_text("here")
         progress.step("loading", 3, 3)
-        wakeup = EventWakeup()
+        wakeup = ThreadWakeup()
         link = connect(INFO, wakeup)
         engine = EchoEngine(link=link, wakeup=wakeup, conduct=conduct)
         yield engine

@@ -77,6 +77,27 @@ def test_an_echoed_prompt_of_one_token_is_scored_like_a_longer_one(server: OpsSe
         assert [value is None for value in values] == [True] + [False] * (len(prompt) + 1)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_is_scored_without_a_token_behind_it(server: OpsServer, stream: bool) -> None:
+    body = {"input_ids": [[5, 6, 7], [8]], "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
+    said = [{"max_new_tokens": 0}, {"max_new_tokens": 2, "ignore_eos": True}]
+    whole = server.generate(**body, sampling_params={**SAMPLING, "max_new_tokens": 1})
+    if stream:
+        told = server.user.post("/generate", json={**body, "sampling_params": said, "stream": True})
+        found = {
+            part["index"]: part for line in told.text.splitlines() if "{" in line for part in [json.loads(line[6:])]
+        }
+    else:
+        found = dict(enumerate(server.generate(**body, sampling_params=said)))
+    assert (found[0]["text"], found[0]["output_ids"]) == ("", [])
+    meta = found[0]["meta_info"]
+    assert (meta["completion_tokens"], meta["finish_reason"]) == (0, {"type": "length", "length": 0})
+    assert (meta["output_token_logprobs"], meta["output_top_logprobs"]) == ([], [])
+    assert meta["input_token_logprobs"] == whole[0]["meta_info"]["input_token_logprobs"]
+    assert [entry[1] for entry in meta["input_token_logprobs"]] == [5, 6, 7]
+    assert len(found[1]["output_ids"]) == 2
+
+
 def test_an_operation_has_a_line_and_a_question_has_none(
     server: OpsServer, at_rest: None, caplog: pytest.LogCaptureFixture
 ) -> None:

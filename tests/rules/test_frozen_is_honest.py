@@ -25,7 +25,7 @@ MUTABLE = (
     collections.OrderedDict,
     collections.Counter,
 )
-RESULT_VALUES = {"ForwardResult", "PromptLogprobs", "OutputBatch"}
+RESULT_VALUES = {"ForwardResult", "PromptLogprobs"}
 """Values that cross as plain lists because the contract says so (OL-1, DP-52); made once, then only read."""
 
 

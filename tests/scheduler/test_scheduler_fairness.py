@@ -10,7 +10,7 @@ from scheduler_rig import Request, Rig, build, prompt
 
 from tokenspeed.plane.messages import Finish
 from tokenspeed.plane.ports import SchedulingPolicy
-from tokenspeed.scheduler.names import NAMED_PER_ROUND
+from tokenspeed.scheduler.names import FOUND_PER_HASH, NAMED_PER_ROUND
 from tokenspeed.scheduler.policy import AgedPriority, Fcfs, LongestPrefixMatch
 
 PATIENCE = 40
@@ -109,9 +109,10 @@ def test_a_decode_never_waits_for_more_than_one_chunk(policy: SchedulingPolicy, 
 
 
 def test_a_long_prompt_that_is_known_gets_its_names_in_slices_while_decodes_run() -> None:
-    rig = build(page_tokens=2, num_pages=4000, max_model_len=4096, max_batched_tokens=512, chunk_tokens=512)
+    rig = build(page_tokens=2, num_pages=16000, max_model_len=16384, max_batched_tokens=4096, chunk_tokens=4096)
     rig.audited = False
-    ids = prompt(2 * (2 * NAMED_PER_ROUND + 100) + 1, seed=1)
+    each = FOUND_PER_HASH * NAMED_PER_ROUND
+    ids = prompt(2 * (2 * each + 100) + 1, seed=1)
     rig.new(ids, max_new=1)
     rig.run()
     talker = rig.new(prompt(4, seed=3), max_new=30)
@@ -123,9 +124,27 @@ def test_a_long_prompt_that_is_known_gets_its_names_in_slices_while_decodes_run(
         rig.round()
         assert talker.forwards == said + 1
         names.append(len(rig.scheduler.cache.chains.of(again.row)))  # type: ignore[attr-defined]
-    assert [later - before for before, later in itertools.pairwise(names)] == [NAMED_PER_ROUND, NAMED_PER_ROUND, 100]
+    gained = [later - before for before, later in itertools.pairwise(names)]
+    assert sum(gained) == 2 * each + 100
+    assert len(gained) == 3
+    assert max(gained) <= each
     rig.run()
     assert min(again.computed) == len(ids) - 1
+    rig.check_tokens()
+
+
+def test_a_prompt_is_found_to_its_end_where_the_latest_entry_leads_elsewhere() -> None:
+    """The index leads along what was stored last; where that is not the prompt's, its page is hashed."""
+    rig = build(page_tokens=2, num_pages=4000, max_model_len=4096, max_batched_tokens=4096, chunk_tokens=4096)
+    ids = prompt(601, seed=1)
+    for known in (ids, ids[:100] + prompt(300, seed=2), ids[:400] + prompt(100, seed=3)):
+        rig.new(known, max_new=1)
+        rig.run()
+    rig.new(prompt(4, seed=4), max_new=30)
+    rig.round()
+    again = rig.new(ids, max_new=2)
+    rig.run()
+    assert min(again.computed) == 600
     rig.check_tokens()
 
 

@@ -9,7 +9,9 @@ from scheduler_traces import soak
 from toy_groups import some_groups
 
 from tokenspeed.errors import SettingsError
+from tokenspeed.plane.messages import Finish
 from tokenspeed.plane.plan import ExecutionPlan
+from tokenspeed.plane.results import ForwardLanded
 from tokenspeed.plane.specs import CacheGroupSpec
 
 PAGE = 4
@@ -82,6 +84,30 @@ def test_an_owner_moves_off_the_state_it_published_when_its_prompt_ended(depth: 
     plan = rig.round()
     assert rig.table.schedule.cached[follow_up.row] == 10
     assert (1, published[0], tables(rig, follow_up)[1][0]) in copies([plan])
+    rig.run()
+    rig.check_tokens()
+    rig.check_idle()
+
+
+@pytest.mark.parametrize("name", ["full and state", "state"])
+@pytest.mark.parametrize("chunk", [64, 8])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_what_a_forward_left_that_was_cut_short_is_not_found(name: str, chunk: int, ahead: int) -> None:
+    """The last chunk's logits were no numbers: whoever finds its state or its page in part has no numbers either."""
+    rig = build(groups=GROUPS[name], page_tokens=PAGE, chunk_tokens=chunk, overlap_schedule_depth=1)
+    request = rig.new(prompt(10, seed=1), max_new=6)
+    while not rig.queue or not rig.queue[-1][0].samples.any():
+        rig.land()
+        rig.plan()
+    for _ in range(ahead):
+        rig.plan()
+    rig._finish(request, Finish.ABORT)
+    batch, *_ = rig.queue.popleft()
+    rig.scheduler.advance([ForwardLanded(batch=batch, finished=(request.row,))])
+    rig.land()
+    again = rig.new(prompt(10, seed=1) + prompt(5, seed=2), max_new=3)
+    rig.run(until=lambda: again.forwards > 0)
+    assert rig.table.schedule.cached[again.row] == (8 if chunk == 8 else 0)
     rig.run()
     rig.check_tokens()
     rig.check_idle()

@@ -6,6 +6,7 @@ import pytest
 from scheduler_rig import Rig, build, prompt
 from toy_groups import some_groups
 
+from tokenspeed.plane.messages import Finish
 from tokenspeed.plane.plan import LoadBackOp, WriteBackOp
 from tokenspeed.plane.results import CacheAcks, HeadFacts
 from tokenspeed.scheduler.config import WritePolicy
@@ -97,6 +98,32 @@ def test_a_stored_block_is_found_at_its_acknowledgment_and_not_before(policy: Wr
     rig.plan()
     assert all(rig.scheduler.tier.find(0, name) is not None for name in named)
     rig.check_tokens()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_nobody_gives_way_for_blocks_that_an_acknowledgment_will_free(depth: int) -> None:
+    rig = build(
+        num_pages=12,
+        host_parents=33,
+        write_policy=WritePolicy.WRITE_THROUGH,
+        max_num_seqs=2,
+        overlap_schedule_depth=depth,
+    )
+    rig.host.held = {WriteBackOp}
+    rig.new(prompt(13, seed=9), max_new=1)
+    rig.run()
+    running = [rig.new(prompt(8, seed=seed), max_new=12) for seed in range(2)]
+    for _ in range(20):
+        rig.round()
+    # Three blocks of the first are only being stored any more; the two want ten, and eleven is all there is.
+    assert rig.scheduler.pool.empty + rig.scheduler.pool.cached == 0
+    assert not any(request.finish is Finish.LENGTH for request in running)
+    assert rig.plan().batch is None
+    rig.host.held = set()
+    rig.run()
+    assert [request.preempted for request in running] == [0, 0]
+    rig.check_tokens()
+    rig.check_idle()
 
 
 @pytest.mark.contract("SP-16")

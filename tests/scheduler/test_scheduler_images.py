@@ -212,6 +212,30 @@ def test_without_a_free_image_the_newest_resident_is_ended() -> None:
 
 
 @pytest.mark.contract("SP-46")
+def test_a_victim_that_cannot_be_imaged_any_more_stays_and_the_newest_goes_in_its_place() -> None:
+    """Its image was possible when it was chosen; until its forward had landed stores took the room on the host."""
+    rig = rig_of(num_pages=15, host_parents=8, images=1, max_num_seqs=3, chunk_tokens=2, overlap_schedule_depth=1)
+    elder, victim = rig.new(prompt(8), max_new=40), rig.new(prompt(8, seed=1), max_new=40)
+    for _ in range(10):
+        rig.round()
+    newest = rig.new(prompt(12, seed=2), max_new=4)
+    rig.host.held = {WriteBackOp}
+    rig.run(until=lambda: state(rig, victim) is State.YIELDING)
+    plan = rig.round()
+    assert state(rig, victim) is State.DECODING
+    assert state(rig, newest) is State.YIELDING
+    assert plan.preempted == ()
+    forwards = victim.forwards
+    rig.run(until=lambda: victim.forwards > forwards)
+    assert newest.preempted == 1
+    rig.host.held = set()
+    rig.run()
+    assert (elder.preempted, elder.finish) == (0, Finish.LENGTH)
+    rig.check_tokens()
+    rig.check_idle()
+
+
+@pytest.mark.contract("SP-46")
 def test_without_a_snapshot_pool_the_chain_goes_on() -> None:
     rig = rig_of(images=0, retraction=(Retraction.SNAPSHOT, Retraction.RECOMPUTE, Retraction.ABORT))
     _, new = squeezed(rig)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import struct
-import threading
 from typing import Any
 
-import attrs
 import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
+
+from tokenspeed.control.wakeup import ThreadWakeup
 
 pack = msgspec.msgpack.Encoder().encode
 unpack = msgspec.msgpack.Decoder().decode
@@ -34,22 +34,7 @@ def sampling(**changes: Any) -> list[Any]:
     return values
 
 
-@attrs.define(eq=False)
-class Signal:
-    """A `Wakeup` that tests wait on."""
-
-    event: threading.Event = attrs.field(factory=threading.Event)
-
-    def set(self) -> None:
-        self.event.set()
-
-    def wait(self, timeout_s: float | None) -> bool:
-        woken = self.event.wait(timeout_s)
-        self.event.clear()
-        return woken
-
-
-def receive(link: Any, signal: Signal, count: int = 1) -> list[Any]:
+def receive(link: Any, signal: ThreadWakeup, count: int = 1) -> list[Any]:
     """At least `count` messages from an engine's link."""
     got = list(link.receive())
     while len(got) < count:

@@ -194,7 +194,7 @@ class ScriptedEngine:
             for entry in list(self.running.values()) if forward else ():
                 self._advance(entry, batch)
             self.steps += 1
-            batch = attrs.evolve(batch, load=self._load())
+            batch = batch._replace(load=self._load())
             self.changed.notify_all()
         self.emit(batch)
         return batch

@@ -87,6 +87,22 @@ def test_arguments_that_are_no_json_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    ("message", "content"),
+    [
+        ({"content": None, "reasoning_content": "hm"}, ""),
+        ({"content": None}, ""),
+        ({}, ""),
+        ({"content": None, "refusal": "no"}, "no"),
+        ({"content": [{"type": "refusal", "refusal": "no"}]}, "no"),
+        ({"content": "yes", "refusal": None}, "yes"),
+    ],
+)
+def test_an_answer_of_any_kind_can_be_sent_back(message: dict[str, object], content: str) -> None:
+    (_, answer) = template_messages([*HELLO, {"role": "assistant", **message}])
+    assert answer["content"] == content
+
+
+@pytest.mark.parametrize(
     ("messages", "says", "field"),
     [
         ([], "one message at least", "messages"),
@@ -95,6 +111,12 @@ def test_arguments_that_are_no_json_are_left_alone() -> None:
         ([1], "messages[0] is 1", "messages[0]"),
         ([{"content": "x"}], "messages[0].role is None", "messages[0].role"),
         ([{"role": "", "content": "x"}], "messages[0].role is ''", "messages[0].role"),
+        (
+            [{"role": "assistant", "content": [{"type": "refusal"}]}],
+            "messages[0].content[0].refusal is None",
+            "messages[0].content[0].refusal",
+        ),
+        ([{"role": "user", "content": None, "refusal": "no"}], "messages[0].content is missing", "messages[0].content"),
         ([{"role": "user"}], "messages[0].content is missing", "messages[0].content"),
         ([*HELLO, {"role": "user", "content": 3}], "messages[1].content is 3", "messages[1].content"),
         ([{"role": "user", "content": ["x"]}], "messages[0].content[0] is 'x'", "messages[0].content[0]"),

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import attrs
 import pytest
 import zmq
-from raw_frontend import REGISTRATION, RawEngine, RawFrontend, Signal, add, pack, receive, unpack
+from raw_frontend import REGISTRATION, RawEngine, RawFrontend, add, pack, receive, unpack
 from wire_samples import INFO, LOAD, TOP, batch, request
 
+from tokenspeed.control.wakeup import ThreadWakeup
 from tokenspeed.plane.messages import ControlReply, EngineEvent, Finish, FlushCacheOp, OutputBatch, SamplingParams
 from tokenspeed.wire.layouts import LAYOUTS, OUTPUT, OUTPUT_FIELDS, REPLY, REQUEST, SAMPLING, layouts_of
 from tokenspeed.wire.zmq_engine import ZmqFrontendLink, dial_frontend
@@ -145,12 +146,12 @@ class Dialled:
 
     frontend: RawFrontend
     link: ZmqFrontendLink
-    signal: Signal
+    signal: ThreadWakeup
 
 
 @pytest.fixture
 def dialled(context: zmq.Context) -> Iterator[Dialled]:
-    frontend, signal = RawFrontend(context), Signal()
+    frontend, signal = RawFrontend(context), ThreadWakeup()
     links: list[ZmqFrontendLink] = []
     address = frontend.at(frontend.handshake)
     dial = threading.Thread(

@@ -12,9 +12,10 @@ import attrs
 import msgspec
 import pytest
 import zmq
-from raw_frontend import RawFrontend, Signal, add, pack, receive, sampling
+from raw_frontend import RawFrontend, add, pack, receive, sampling
 from wire_samples import INFO, LOAD, batch
 
+from tokenspeed.control.wakeup import ThreadWakeup
 from tokenspeed.errors import PeerLost
 from tokenspeed.plane.messages import AbortRequest, ControlReply, Finish, FlushCacheOp, GenerateRequest, KvEventFeed
 from tokenspeed.wire.codec import Answer, Arrival, EngineCodec
@@ -40,7 +41,7 @@ class Dialled:
     """An engine's link, dialled on a thread of its own while the test plays the frontend."""
 
     def __init__(self, address: str, **options: object) -> None:
-        self.signal = Signal()
+        self.signal = ThreadWakeup()
         self.links: list[ZmqFrontendLink] = []
         self.errors: list[Exception] = []
         info = options.pop("info", INFO)
@@ -341,10 +342,10 @@ def test_a_frontend_that_never_answers_is_reported_with_its_address(context: zmq
     silent.bind("tcp://127.0.0.1:*")
     address = RawFrontend.at(silent)
     with pytest.raises(PeerLost, match=f"no frontend answered at {address}"):
-        dial_frontend(address, INFO, wakeup=Signal(), timeout_s=0.2)
+        dial_frontend(address, INFO, wakeup=ThreadWakeup(), timeout_s=0.2)
     silent.close(0)
     with pytest.raises(PeerLost, match="tcp:/nowhere"):
-        dial_frontend("tcp:/nowhere", INFO, wakeup=Signal(), timeout_s=0.2)
+        dial_frontend("tcp:/nowhere", INFO, wakeup=ThreadWakeup(), timeout_s=0.2)
 
 
 def test_a_strange_answer_to_the_greeting_is_reported(frontend: RawFrontend) -> None:

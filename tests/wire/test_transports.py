@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 import attrs
 import pytest
-from raw_frontend import Signal, receive
+from raw_frontend import receive
 from wire_samples import INFO, LOAD, TOP, batch, plain, request
 
+from tokenspeed.control.wakeup import ThreadWakeup
 from tokenspeed.plane.messages import (
     AbortRequest,
     ControlReply,
@@ -63,13 +64,13 @@ class Ear:
 class Wire:
     engine: FrontendLink
     frontend: EngineLink
-    signal: Signal
+    signal: ThreadWakeup
     ear: Ear
 
 
 @pytest.fixture(params=["memory", "tcp", "ipc"])
 def wire(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
-    signal = Signal()
+    signal = ThreadWakeup()
     with ExitStack() as stack:
         if request.param == "memory":
             engine, frontend = memory_pair(INFO, signal)
@@ -148,7 +149,7 @@ def test_every_column_of_a_batch_arrives(wire: Wire) -> None:
     wire.engine.send(told)
     (event,) = wire.ear.count(1)
     assert isinstance(event, OutputBatch)
-    assert attrs.asdict(event) == attrs.asdict(told)
+    assert event == told
 
 
 @pytest.mark.contract("FW-22")

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
 from tokenspeed.bench.data import Job
 from tokenspeed.bench.report import Spread, spread_ms
 
+if TYPE_CHECKING:  # a load on a foreign server is measured without torch
+    from tokenspeed.compose.offline import Completion
+    from tokenspeed.compose.offline_inputs import Prompt
+    from tokenspeed.frontend.options import SamplingOptions
+
 
 class Generates(Protocol):
     """What is measured, see `tokenspeed.Engine`."""
 
-    def generate(self, prompts: Sequence[Any], sampling: Any) -> Sequence[Any]: ...
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingOptions) -> Sequence[Completion]: ...
 
 
 @attrs.frozen(kw_only=True)
@@ -55,13 +60,13 @@ class Latency:
         return attrs.asdict(self)
 
 
-def throughput(engine: Generates, jobs: Sequence[Job], sampling: Callable[[int], Any]) -> Throughput:
+def throughput(engine: Generates, jobs: Sequence[Job], sampling: Callable[[int], SamplingOptions]) -> Throughput:
     """Args:
     jobs: token ids, all with the same number of output tokens.
     sampling: from a number of output tokens to the engine's sampling options.
     """
     began_s = time.perf_counter()
-    done = engine.generate([list(job.prompt) for job in jobs], sampling(jobs[0].output_tokens))
+    done = engine.generate([job.prompt for job in jobs], sampling(jobs[0].output_tokens))
     duration_s = time.perf_counter() - began_s
     return Throughput(
         requests=len(jobs),
@@ -74,7 +79,7 @@ def throughput(engine: Generates, jobs: Sequence[Job], sampling: Callable[[int],
 def latency(
     engine: Generates,
     batches: Sequence[Sequence[Job]],
-    sampling: Callable[[int], Any],
+    sampling: Callable[[int], SamplingOptions],
     *,
     on_done: Callable[[int], None] = lambda _: None,
 ) -> Latency:

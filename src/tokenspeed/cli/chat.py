@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from contextlib import closing
+from typing import TYPE_CHECKING
 
 from tokenspeed.cli.console import Console
 from tokenspeed.cli.engine import OpenEngine, Talker, open_engine
 from tokenspeed.cli.options import add_settings, add_target
 from tokenspeed.cli.sampling import add_sampling, sampling_of
 from tokenspeed.errors import RequestError
+
+if TYPE_CHECKING:
+    from tokenspeed.frontend.options import SamplingOptions
 
 HELP = "/quit ends, /clear forgets the conversation, /system TEXT sets the system message, /help shows this"
 PROMPT = "you> "
@@ -33,7 +37,7 @@ def run(options: argparse.Namespace, console: Console, *, engine: OpenEngine = o
         return _converse(talker, sampling, options.system, console)
 
 
-def _converse(talker: Talker, sampling: Any, system: str | None, console: Console) -> int:
+def _converse(talker: Talker, sampling: SamplingOptions, system: str | None, console: Console) -> int:
     messages = _opening(system)
     while True:
         if console.interactive:
@@ -53,14 +57,14 @@ def _converse(talker: Talker, sampling: Any, system: str | None, console: Consol
             _answer(talker, sampling, messages, console)
 
 
-def _answer(talker: Talker, sampling: Any, messages: list[dict[str, str]], console: Console) -> None:
+def _answer(talker: Talker, sampling: SamplingOptions, messages: list[dict[str, str]], console: Console) -> None:
     """Stream the answer and append it; an interrupted or refused turn leaves no trace."""
     pieces: list[str] = []
-    deltas = talker.chat_stream(messages, sampling)
     try:
-        for delta in deltas:
-            pieces.append(delta.text)
-            console.write(delta.text)
+        with closing(talker.chat_stream(messages, sampling)) as deltas:
+            for delta in deltas:
+                pieces.append(delta.text)
+                console.write(delta.text)
         console.write("\n")
         messages.append({"role": "assistant", "content": "".join(pieces)})
     except KeyboardInterrupt:
@@ -69,10 +73,6 @@ def _answer(talker: Talker, sampling: Any, messages: list[dict[str, str]], conso
     except RequestError as exc:
         console.note(str(exc))
         messages.pop()
-    finally:
-        close = getattr(deltas, "close", None)
-        if close is not None:
-            close()
 
 
 def _opening(system: str | None) -> list[dict[str, str]]:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from tokenspeed.cli.console import Console
 from tokenspeed.cli.options import loaded_settings
 from tokenspeed.cli.progress import progress_on
+
+if TYPE_CHECKING:  # a command that needs no engine starts without torch
+    from tokenspeed.compose.offline import Completion
+    from tokenspeed.compose.offline_inputs import Message, Prompt
+    from tokenspeed.frontend.generation import ChoiceDelta
+    from tokenspeed.frontend.options import SamplingOptions
 
 
 class Served(Protocol):
@@ -27,11 +33,11 @@ class Talker(Protocol):
     @property
     def info(self) -> Served: ...
 
-    def generate(self, prompts: Sequence[str], sampling: Any) -> Sequence[Any]:  # Completion; torch-free here
-        ...
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingOptions) -> Sequence[Completion]: ...
 
-    def chat_stream(self, messages: Sequence[Mapping[str, Any]], sampling: Any) -> Iterator[Any]:  # ChoiceDelta
-        ...
+    def chat_stream(
+        self, messages: Sequence[Message], sampling: SamplingOptions
+    ) -> Generator[ChoiceDelta, None, None]: ...
 
 
 OpenEngine: TypeAlias = Callable[[argparse.Namespace, Console], AbstractContextManager[Talker]]

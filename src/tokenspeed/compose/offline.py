@@ -15,15 +15,13 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from numbers import Integral
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import attrs
-import numpy as np
 
 from tokenspeed.checkpoint.open import open_checkpoint
 from tokenspeed.checkpoint.progress import NoProgress, Progress
@@ -31,19 +29,19 @@ from tokenspeed.checkpoint.sources import resolve_model
 from tokenspeed.compose.delta_pull import DeltaPull
 from tokenspeed.compose.engine import RankEngine, rank_engine
 from tokenspeed.compose.loop_calls import result_of
+from tokenspeed.compose.offline_inputs import InputReader, Message, Prompt
 from tokenspeed.compose.parts import check_parts
 from tokenspeed.errors import EngineDead, RequestError
 from tokenspeed.frontend.engine_client import EngineClient, connect_client
 from tokenspeed.frontend.gate import waiting_gate
 from tokenspeed.frontend.generation import ChoiceDelta, ChoiceResult, GenerationInput
-from tokenspeed.frontend.limits import input_faults
 from tokenspeed.frontend.options import SamplingOptions
 from tokenspeed.frontend.ports import QuietMeter, SteadyClock
 from tokenspeed.frontend.routing import LeastLoaded
 from tokenspeed.frontend.service import GenerationService
-from tokenspeed.frontend.text.chat import ChatTemplate, chat_template
+from tokenspeed.frontend.text.chat import chat_template
 from tokenspeed.frontend.text.tokenizer import TextTokenizer, load_tokenizer
-from tokenspeed.plane.messages import AbortRequest, ControlOp, ControlReply, EngineInfo, Int32Array, frozen_tokens
+from tokenspeed.plane.messages import AbortRequest, ControlOp, ControlReply, EngineInfo
 from tokenspeed.plane.ports import EngineLink, FrontendLink, Wakeup
 from tokenspeed.settings.load import load_settings
 from tokenspeed.settings.model import Settings
@@ -53,9 +51,6 @@ from tokenspeed.wire.operations import operation_of
 
 log = logging.getLogger("tokenspeed.engine")
 T = TypeVar("T")
-Prompt: TypeAlias = str | Sequence[int]
-Message: TypeAlias = Mapping[str, Any]
-INT32 = (-(2**31), 2**31 - 1)
 
 
 @attrs.frozen(kw_only=True)
@@ -131,8 +126,12 @@ class Engine:
             )
             self._settings = chosen
             self._rank = rank
-            self._tokenizer: TextTokenizer = load_tokenizer(checkpoint)
-            self._chat: ChatTemplate | None = chat_template(checkpoint)
+            self._reader = InputReader(
+                info=rank.info,
+                tokenizer=load_tokenizer(checkpoint),
+                chat=chat_template(checkpoint),
+                max_choices=chosen.server.max_choices,
+            )
             self._control = threading.Thread(target=self._run_rank, name="ts-control", daemon=True)
             self._control.start()
             opening.callback(self._stop_rank)
@@ -156,7 +155,7 @@ class Engine:
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        return self._tokenizer
+        return self._reader.tokenizer
 
     @property
     def rank(self) -> RankEngine:
@@ -210,13 +209,7 @@ class Engine:
 
         Raises: RequestError: the model has no chat template, or it refuses these messages.
         """
-        if not all(isinstance(message, Mapping) for message in messages):
-            raise RequestError("messages: a list of objects with role and content is needed", field="messages")
-        if self._chat is None:
-            raise RequestError(f"{self.info.model} has no chat template; set model.chat_template", field="messages")
-        # The template writes its own BOS, if the model has one.
-        text = self._chat.render([dict(message) for message in messages], add_generation_prompt=True)
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._reader.chat_prompt(messages)
 
     def close(self) -> None:
         """Stop the engine; running requests end with EngineDead. A second call does nothing."""
@@ -284,7 +277,7 @@ class Engine:
         return GenerationService(
             engines=(client,),
             router=LeastLoaded(),
-            tokenizer=self._tokenizer,
+            tokenizer=self._reader.tokenizer,
             gate=waiting_gate((self._rank.info,)),
             clock=clock,
             meter=quiet,
@@ -304,24 +297,7 @@ class Engine:
 
     def _inputs(self, prompts: Prompt | Sequence[Prompt], sampling: SamplingOptions | None) -> list[GenerationInput]:
         self._alive()
-        options = SamplingOptions() if sampling is None else sampling
-        if not isinstance(options, SamplingOptions):
-            raise RequestError(f"sampling: SamplingOptions are needed, not {options!r}", field="sampling")
-        listed = enumerate(_listed(prompts))
-        inputs = [options.with_prompt(self._ids(prompt, field=f"prompts[{at}]")) for at, prompt in listed]
-        for at, inp in enumerate(inputs):
-            faults = input_faults(inp, self.info, max_choices=self._settings.server.max_choices, field=f"prompts[{at}]")
-            if faults:
-                raise RequestError("; ".join(str(fault) for fault in faults), field=faults[0].field)
-        return inputs
-
-    def _ids(self, prompt: Prompt, *, field: str) -> Int32Array:
-        if isinstance(prompt, str):
-            return frozen_tokens(self._tokenizer.encode(prompt))
-        if not isinstance(prompt, Iterable) or not all(isinstance(token, Integral) for token in prompt):
-            raise RequestError(f"{field}: {prompt!r} is not allowed; expected a text or token ids", field=field)
-        # No vocabulary reaches the bounds of int32: an id beyond them stays outside it, and is refused as one.
-        return frozen_tokens(np.clip(prompt, *INT32))
+        return self._reader.inputs(prompts, sampling)
 
     async def _generate(self, inputs: list[GenerationInput]) -> list[Completion]:
         try:
@@ -382,18 +358,6 @@ class Engine:
             yield
         except EngineDead as dead:
             raise dead from self._ends.failure
-
-
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: a text, a list of ids, or a list of either."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise RequestError(f"prompts: {prompts!r} is not allowed; expected texts or token ids", field="prompts")
-    items = list(prompts)
-    if items and all(isinstance(item, Integral) for item in items):
-        return [cast("list[int]", items)]
-    return cast("list[Prompt]", items)
 
 
 __all__ = ["Completion", "Engine", "SamplingOptions"]

@@ -338,7 +338,7 @@ class EventLoop:
         message = self.output.take(due)
         if message is not None:
             if version := self.control_ops.version_to_tell():
-                message = attrs.evolve(message, weight_version=version)
+                message = message._replace(weight_version=version)
             self.frontend.send(message)
         if due is not None:
             self.meter.reported(due)

@@ -54,7 +54,7 @@ class Cohort:
         keep: int64, places of the live rows (`rows`, int64 ``[n]``) among the sampled ones; None: all.
         extra_at, extra_ids: int ``[m]``: row at this place also stops at this id, which is no EOS id.
         at: int64 ``[n]``, where each row's next token goes in the flattened ``tokens.seated``.
-        counts: int32 ``[2, n]``: tokens known, tokens of output.
+        counts: int32 ``[2, n]``; its lines are `known`, tokens known, and `produced`, tokens of output.
         left: commits until a row has spent its budget or filled its line.
         tokens, lengths, finished: columns of the latest commit.
     """
@@ -68,6 +68,8 @@ class Cohort:
     extra_ids: Int32Array
     at: IndexArray
     counts: Int32Array
+    known: Int32Array
+    produced: Int32Array
     left: int
     rids: list[str]
     prompt_tokens: list[int]
@@ -151,16 +153,7 @@ class Output:
         """
         if result.prompt_logprobs:
             self._collect_prompt(batch, result)
-        gone: tuple[int, ...] = ()
-        # Logits that are not numbers end their requests, each alone (OL-6); so does a token outside its grammar.
-        for places, status, text in (
-            (result.nan_rows, 500, NAN_TEXT),
-            (result.grammar_faults, 500, GRAMMAR_TEXT),
-            (result.grammar_costly, 400, COSTLY_TEXT),
-        ):
-            if places:
-                failed = tuple(batch.rows[places].tolist())
-                gone += self.end(failed, Finish.ABORT, status=status, message=text)
+        gone = self._end_faulty(batch, result) if result.faulty else ()
         cohort, tokens = self.state.cohort, result.tokens
         same = cohort is not None and cohort.source is batch.rows and cohort.moves == self.table.moves
         if cohort is None or not same or cohort.given != len(tokens):  # fewer: not all sample this time
@@ -241,6 +234,7 @@ class Output:
             raise InvariantBroken("a token behind the end of its line", rows=rows[known >= width].tolist())
         stoppers = identity.has_extra_stops[rows].nonzero()[0].tolist()
         stops = [(i, token) for i in stoppers for token in identity.extra_stops[listed[i]]]
+        counts = np.stack((known, produced))
         return Cohort(
             source=batch.rows if every else None,
             moves=table.moves,
@@ -250,7 +244,9 @@ class Output:
             extra_at=np.array([i for i, _ in stops], dtype=np.int64),
             extra_ids=np.array([token for _, token in stops], dtype=np.int32),
             at=slots * width + known,
-            counts=np.stack((known, produced)),
+            counts=counts,
+            known=counts[0],
+            produced=counts[1],
             left=int(np.minimum(identity.max_new[rows] - produced, width - known).min(initial=width)),
             rids=[identity.rid[row] for row in listed],
             prompt_tokens=identity.prompt_len[rows].tolist(),
@@ -260,12 +256,25 @@ class Output:
             blanks=[""] * n,
         )
 
+    def _end_faulty(self, batch: ForwardBatch, result: ForwardResult) -> tuple[int, ...]:
+        """Logits that are not numbers end their requests, each alone (OL-6); so does a token outside its grammar."""
+        gone: tuple[int, ...] = ()
+        for places, status, text in (
+            (result.nan_rows, 500, NAN_TEXT),
+            (result.grammar_faults, 500, GRAMMAR_TEXT),
+            (result.grammar_costly, 400, COSTLY_TEXT),
+        ):
+            if places:
+                failed = tuple(batch.rows[places].tolist())
+                gone += self.end(failed, Finish.ABORT, status=status, message=text)
+        return gone
+
     def _append(self, cohort: Cohort, tokens: Int32Array) -> None:
         """Write the new tokens, int32 ``[n]``, behind the known ones."""
         self.seated[cohort.at] = tokens
         np.add(cohort.at, ONE, cohort.at)
         np.add(cohort.counts, ONE_SHORT, cohort.counts)
-        self.table.tokens.known[cohort.rows] = cohort.counts[0]
+        self.table.tokens.known[cohort.rows] = cohort.known
         cohort.left -= 1
 
     def _ends(self, cohort: Cohort, tokens: Int32Array, stops: BoolArray, over: IndexArray) -> Int32Array | None:
@@ -273,7 +282,7 @@ class Output:
 
         `stops`, bool ``[n]``: the token is an EOS id; written. `over`: rows whose grammar accepts nothing more.
         """
-        identity, rows, produced = self.table.identity, cohort.rows, cohort.counts[1]
+        identity, rows, produced = self.table.identity, cohort.rows, cohort.produced
         stops &= identity.eos_ends[rows]
         stops[cohort.extra_at[tokens[cohort.extra_at] == cohort.extra_ids]] = True
         stops &= produced >= identity.min_new[rows]
@@ -289,7 +298,7 @@ class Output:
     def _tell(self, cohort: Cohort, tokens: list[int], finished: list[int]) -> None:
         """Note one entry a row for the round's message."""
         self.outbox.detach()  # before the cohort's columns change
-        cohort.tokens, cohort.lengths, cohort.finished = tokens, cohort.counts[1].tolist(), finished
+        cohort.tokens, cohort.lengths, cohort.finished = tokens, cohort.produced.tolist(), finished
         self.outbox.add(cohort)
 
     def _add_logprobs(self, batch: ForwardBatch, cohort: Cohort, result: ForwardResult) -> None:

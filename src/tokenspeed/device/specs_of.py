@@ -10,9 +10,6 @@ from tokenspeed.plane.messages import SamplingParams
 from tokenspeed.plane.specs import DeviceSpecs
 from tokenspeed.settings.model import Settings
 
-MAX_LOGPROBS = 20
-"""Alternatives a sampled row can return: what the OpenAI API allows."""
-
 
 def vocabulary_of(checkpoint: Checkpoint) -> int:
     """Ids that have a text and a logit: embeddings are often padded, tokenizers sometimes grown."""
@@ -39,7 +36,7 @@ def specs_of(settings: Settings, checkpoint: Checkpoint, memory: MemoryPlan, hos
         max_num_seqs=settings.scheduler.max_num_seqs,
         spare_slots=settings.spare_slots,
         max_batched_tokens=settings.scheduler.max_batched_tokens,
-        max_logprobs=min(MAX_LOGPROBS, vocabulary_of(checkpoint)),
+        max_logprobs=min(settings.sampling.max_logprobs, vocabulary_of(checkpoint)),
         logits_processors=names_of(settings.sampling.logits_processors),
         eos_token_ids=checkpoint.eos_token_ids,
         sampling_defaults=checkpoint.generation if settings.model.generation_defaults else SamplingParams(),

@@ -75,6 +75,8 @@ class CallLines:
     """One line a call, with `log.requests`."""
 
     def ended(self, name: CallName, *, rids: Sequence[str], status: int, seconds: float) -> None:
+        if not log.isEnabledFor(logging.INFO):
+            return
         answer, client = shown_id(name.answer), shown_id(name.client)
         more = len(rids) - SHOWN_RIDS
         listed = " ".join(rids[:SHOWN_RIDS]) + (f" and {more} more" if more > 0 else "")

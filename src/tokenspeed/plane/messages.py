@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias, overload
+from typing import NamedTuple, TypeAlias, overload
 
 import attrs
 import numpy as np
@@ -249,11 +249,11 @@ class OneToken(Sequence[list[int]]):
     __hash__ = None  # type: ignore[assignment]
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class OutputBatch:
+class OutputBatch(NamedTuple):
     """All that one round tells the frontend; columns of equal length, one entry a request.
 
-    Columns are read and never changed: rounds share those that stay the same.
+    Columns are read and never changed: rounds share those that stay the same. A tuple, since each
+    round makes one.
 
     Attributes:
         output_ids: new tokens only.

@@ -53,6 +53,11 @@ class ForwardResult:
     async_steps: int = 0
     sync_fallback_steps: int = 0
 
+    @property
+    def faulty(self) -> bool:
+        """Whether a row of it cannot go on."""
+        return bool(self.nan_rows or self.grammar_faults or self.grammar_costly)
+
 
 class ForwardLanded(NamedTuple):
     """A committed forward, for the scheduler's tail advance; a tuple, since each round makes one.

@@ -253,7 +253,7 @@ class RequestTable:
                 if field.name == "seated":
                     continue
                 if isinstance(column, list):
-                    column.extend(_blank(field.name) for _ in range(new - old))
+                    column.extend([_blank(field.name)] * (new - old))
                 else:
                     grown = np.zeros(new, dtype=column.dtype)
                     grown[:old] = column

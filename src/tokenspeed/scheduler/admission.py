@@ -62,7 +62,8 @@ class Admission:
 
     def begin_plan(self) -> None:
         """Before anything is planned: who has nothing left to plan keeps its slot, and gives up its place."""
-        self.state.leaving = self.life.count(State.DRAINING) + self.life.count(State.FINISHING)
+        life = self.life
+        self.state.leaving = life.count(State.DRAINING) + life.count(State.FINISHING) if life.passing else 0
 
     def submit(self, rows: Sequence[int], *, round_id: int) -> SubmitResult:
         """All of `rows` or none."""
@@ -80,7 +81,7 @@ class Admission:
 
     def admit_next(self) -> int | None:
         """Seat the head of the queue, if there is a slot and there are pages; nobody overtakes it."""
-        if not self._has_seat() or self.images.waiting() is not None:
+        if not self.waiting or not self._has_seat() or self.images.waiting() is not None:
             return None
         row = self.waiting.head()
         if row is None:

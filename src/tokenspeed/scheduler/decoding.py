@@ -21,8 +21,10 @@ from tokenspeed.scheduler.pressure import Pressure
 from tokenspeed.scheduler.residents import Residents
 from tokenspeed.scheduler.states import Event, Life, State
 
-NEVER = UNBOUNDED
-ONE: Int32Array = np.array(1, dtype=np.int32)  # numpy adds it faster than a scalar
+# Arrays without dimensions: numpy takes them faster than Python's numbers.
+ZERO: Int32Array = np.array(0, dtype=np.int32)
+ONE: Int32Array = np.array(1, dtype=np.int32)
+NEVER: Int32Array = np.array(UNBOUNDED, dtype=np.int32)
 
 
 @attrs.define(eq=False)
@@ -58,11 +60,23 @@ class Decoding:
     states: KeptStates
     common: Constants
     lanes: Lanes = attrs.field(factory=Lanes)
-    early: int = attrs.field(init=False)
+    early: Int32Array = attrs.field(init=False)
+    """Without dimensions, as the next two."""
+    ahead: Int32Array = attrs.field(init=False)
+    block_tokens: tuple[Int32Array, ...] = attrs.field(init=False)
+    """By group."""
 
     @early.default
-    def _early(self) -> int:
-        return self.config.early_tokens
+    def _early(self) -> Int32Array:
+        return np.array(self.config.early_tokens, dtype=np.int32)
+
+    @ahead.default
+    def _ahead(self) -> Int32Array:
+        return np.array(self.config.ahead_tokens, dtype=np.int32)
+
+    @block_tokens.default
+    def _block_tokens(self) -> tuple[Int32Array, ...]:
+        return tuple(np.array(group.block_tokens, dtype=np.int32) for group in self.groups)
 
     def plan(self, draft: PlanDraft) -> None:
         """Plan a token of every decoding row that has blocks for it."""
@@ -88,15 +102,15 @@ class Decoding:
         """
         lanes = self.lanes
         left = lanes.wall - lanes.starts
-        short = (left <= 0).nonzero()[0]
+        short = (left <= ZERO).nonzero()[0]
         if len(short):
             soon = (left < self.early).nonzero()[0]
-            if not self._extend_rows(soon, left, self.early) and not self._extend_rows(short, left, 1):
+            if not self._extend_rows(soon, left, self.early) and not self._extend_rows(short, left, ONE):
                 return False
-        lanes.free = int(left.min())
+        lanes.free = int(np.minimum.reduce(left))
         return True
 
-    def _extend_rows(self, short: IndexArray, left: Int32Array, rounds: int) -> bool:
+    def _extend_rows(self, short: IndexArray, left: Int32Array, rounds: Int32Array) -> bool:
         """A block for each of these lanes that lacks one within so many rounds, or for none; updates `left`."""
         lanes = self.lanes
         slots = lanes.slots[short]
@@ -108,28 +122,29 @@ class Decoding:
         left[short] = walls - lanes.starts[short]
         return True
 
-    def _lack(self, group: Group, short: IndexArray, slots: IndexArray, rounds: int) -> IndexArray:
+    def _lack(self, group: Group, short: IndexArray, slots: IndexArray, rounds: Int32Array) -> IndexArray:
         """Those of `slots` whose next `rounds` forwards lack a block of `group`."""
         if len(self.groups) == 1:
             return slots
         if not group.by_position:
             return EMPTY_INDEX
         lanes = self.lanes
-        tokens = np.minimum(lanes.starts[short] + (rounds + self.config.ahead_tokens), lanes.limit[short])
+        tokens: Int32Array = np.minimum(lanes.starts[short] + rounds + self.ahead, lanes.limit[short])
         held = self.residents.state.groups[group.number].held[slots]
         return slots[tokens > held * group.block_tokens]
 
     def _walls(self, slots: IndexArray, limit: Int32Array) -> Int32Array:
         """The starts from which on these slots lack a block, int32 ``[n]``."""
-        ahead, walls = self.config.ahead_tokens, None
-        for group, tables in zip(self.groups, self.residents.state.groups, strict=True):
+        walls = None
+        for group, size, tables in zip(self.groups, self.block_tokens, self.residents.state.groups, strict=True):
             if group.by_position:
-                room = tables.held[slots] * group.block_tokens
+                room: Int32Array = tables.held[slots].astype(np.int32) * size
                 walls = room if walls is None else np.minimum(walls, room)
         if walls is None:
             return np.full(len(slots), NEVER, dtype=np.int32)
         # A forward from `start` wants room for start + 1 + ahead tokens, but never for more than `limit`.
-        ends: Int32Array = np.where(walls >= limit, NEVER, walls - ahead)
+        ends = walls - self.ahead
+        np.putmask(ends, walls >= limit, NEVER)
         return ends
 
     def _plan_pressed(self, draft: PlanDraft) -> None:
@@ -177,6 +192,6 @@ class Decoding:
         lanes.starts = int32(self.table.schedule.scheduled[rows])
         lanes.limit = self.residents.state.limit[slots]
         lanes.wall = self._walls(slots, lanes.limit)
-        lanes.left = int((lanes.limit - lanes.starts).min(initial=NEVER))
-        lanes.free = max(0, int((lanes.wall - lanes.starts).min(initial=NEVER)))
+        lanes.left = int((lanes.limit - lanes.starts).min(initial=UNBOUNDED))
+        lanes.free = max(0, int((lanes.wall - lanes.starts).min(initial=UNBOUNDED)))
         lanes.epoch = self.life.decoding_epoch

@@ -64,14 +64,14 @@ class PlanDraft:
     """
 
     round_id: int
-    decodes: DecodeRows = NO_DECODES
-    chunks: list[Chunk] = attrs.field(factory=list)
-    seated: list[int] = attrs.field(factory=list)
-    preempted: list[int] = attrs.field(factory=list)
-    retired: list[int] = attrs.field(factory=list)
-    aborts: list[PlanAbort] = attrs.field(factory=list)
-    stuck: list[int] = attrs.field(factory=list)
-    pressed: bool = False
+    decodes: DecodeRows = attrs.field(init=False, default=NO_DECODES)
+    chunks: list[Chunk] = attrs.field(init=False, factory=list)
+    seated: list[int] = attrs.field(init=False, factory=list)
+    preempted: list[int] = attrs.field(init=False, factory=list)
+    retired: list[int] = attrs.field(init=False, factory=list)
+    aborts: list[PlanAbort] = attrs.field(init=False, factory=list)
+    stuck: list[int] = attrs.field(init=False, factory=list)
+    pressed: bool = attrs.field(init=False, default=False)
 
     def batch(self) -> ForwardBatch | None:
         """Decodes first, then chunks in the order they were planned."""

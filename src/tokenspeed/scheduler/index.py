@@ -45,6 +45,21 @@ class GroupIndex:
         name = self.state.latest.get(parent)
         return None if name is None else self.state.entries[name]
 
+    def following(self, parent: bytes, pages: bytes, width: int) -> list[bytes]:
+        """Names of entries that hold `pages`, `width` bytes each, one behind the other and the first behind `parent`.
+
+        As far as those stored last lead: there may be more, but these need no hashing.
+        """
+        latest, entries = self.state.latest, self.state.entries
+        names: list[bytes] = []
+        for begin in range(0, len(pages), width):
+            name = latest.get(parent)
+            if name is None or entries[name][2] != pages[begin : begin + width]:
+                break
+            names.append(name)
+            parent = name
+        return names
+
     def store(self, name: bytes, block: int, parent: bytes, tokens: bytes, *, text: bool) -> None:
         """`text`: no image lies in it."""
         state = self.state

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import attrs
 
-from tokenspeed.plane.messages import IndexArray, Int32Array
+from tokenspeed.plane.messages import Finish, IndexArray, Int32Array
 from tokenspeed.plane.plan import int32
 from tokenspeed.scheduler.groups import Group
 from tokenspeed.scheduler.pool import Pool
@@ -35,7 +35,7 @@ class KeptStates(Protocol):
         ...
 
     def landed(self, rows: IndexArray, slots: IndexArray, ends: Int32Array) -> None:
-        """Forwards that ended at `ends` have landed; none of the rows was cut short."""
+        """Forwards that ended at `ends` have landed. What a row that was cut short has left is not kept."""
         ...
 
     def vacated(self, slot: int) -> None:
@@ -132,12 +132,15 @@ class StateKeeper:
         marks, left = self.state.marks, self.state.left
         if not marks and not left:
             return
-        for row, slot, end in zip(rows.tolist(), slots.tolist(), ends.tolist(), strict=True):
+        # Its logits may not have been numbers, and then its state is none either.
+        cut = self.residents.table.output.finish[rows] == Finish.ABORT
+        for row, slot, end, ended in zip(rows.tolist(), slots.tolist(), ends.tolist(), cut.tolist(), strict=True):
             blocks = left.pop((slot, end), None)
             if blocks is not None:
-                self._keep(row, slot, end, blocks)
+                if not ended:
+                    self._keep(row, slot, end, blocks)
                 self._release(blocks)
-            elif marks.get(slot) == end:
+            elif marks.get(slot) == end and not ended:
                 tables = self.residents.state.groups
                 running = tuple(int(tables[group.number].blocks[slot, 0]) for group in self.groups)
                 self._keep(row, slot, end, running)

@@ -10,6 +10,7 @@ of them.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from hashlib import blake2b
 
 import attrs
@@ -20,6 +21,8 @@ NAME_BYTES = 16
 
 NAMED_PER_ROUND = 512
 """Pages of a prompt named by one plan while decodes run; about half a millisecond."""
+FOUND_PER_HASH = 4
+"""Pages that are found in the index in the time that one takes to be hashed."""
 
 
 def root_name(*, salt: bytes) -> bytes:
@@ -69,6 +72,10 @@ class Chains:
                 chain.append(page_name(chain[-1], data[begin : begin + width], self.media(row, at)))
                 at += 1
         return chain
+
+    def known(self, row: int, names: Sequence[bytes]) -> None:
+        """The names of the row's next pages, from elsewhere."""
+        self.of(row).extend(names)
 
     def behind(self, row: int, position: int) -> bytes:
         """Name of the first `position` tokens, which need not end with a page."""

@@ -26,7 +26,7 @@ class Prefill:
     def plan(self, draft: PlanDraft) -> None:
         """Chunks of seated prompts, then of newly admitted ones; at most one chunk a request."""
         budget = self.config.max_batched_tokens - len(draft.decodes.rows)
-        if self.life.count(State.PREFILLING):
+        if self.life.passing:
             for row in self.life.rows(State.PREFILLING):
                 if not budget:
                     return

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from tokenspeed.errors import InvariantBroken
 from tokenspeed.plane.messages import Finish, IndexArray, Int32Array
@@ -22,6 +23,11 @@ from tokenspeed.scheduler.pool import Pool
 from tokenspeed.scheduler.prefix import Landed, Relink
 from tokenspeed.scheduler.reach import Reach
 from tokenspeed.scheduler.tier import Tier
+
+PageArray: TypeAlias = npt.NDArray[np.void]
+# Arrays without dimensions: numpy takes them faster than Python's numbers.
+ZERO: Int32Array = np.array(0, dtype=np.int32)
+ONE: IndexArray = np.array(1, dtype=np.int64)
 
 
 @attrs.define(eq=False)
@@ -54,8 +60,8 @@ class _Due(NamedTuple):
 
 def _full(landed: Landed, beyond: Int32Array, size: int) -> _Due:
     """`beyond`: tokens of each row behind its last full block of `size` tokens."""
-    at = (beyond == 0).nonzero()[0]
-    return _Due(landed.rows[at].tolist(), landed.slots[at], size - 1 - int(beyond.max()))
+    at = (beyond == ZERO).nonzero()[0]
+    return _Due(landed.rows[at].tolist(), landed.slots[at], size - 1 - int(np.maximum.reduce(beyond)))
 
 
 @attrs.define(eq=False)
@@ -81,15 +87,25 @@ class PrefixIndex:
     tier: Tier
     reach: Reach
     state: PublishState
-    pages: Int32Array = attrs.field(init=False)
-    """The table's token lines by pages, a view: int32 ``[slots, pages, page_tokens]``."""
+    pages: PageArray = attrs.field(init=False)
+    """The table's token lines by pages, a view ``[slots, pages]``; an element is a page's ids, 4 bytes each.
+
+    Gathered as they lie in memory: ids in names are little-endian, as in the memory of the hosts this runs on.
+    """
 
     @pages.default
-    def _pages(self) -> Int32Array:
+    def _pages(self) -> PageArray:
         lines, page = self.table.tokens.seated, self.page_tokens
-        slots, length = lines.shape
-        shape, strides = (slots, length // page, page), (lines.strides[0], page * lines.strides[1], lines.strides[1])
-        return np.lib.stride_tricks.as_strided(lines, shape, strides, writeable=False)
+        if lines.astype("<i4", copy=False) is not lines:
+            raise InvariantBroken("names need little-endian token lines", dtype=lines.dtype.str)
+        pages: PageArray = np.ndarray(
+            (len(lines), lines.shape[1] // page),
+            dtype=np.dtype((np.void, page * lines.itemsize)),
+            buffer=lines,
+            strides=(lines.strides[0], page * lines.itemsize),
+        )
+        pages.setflags(write=False)
+        return pages
 
     def claim(self, group: int, count: int) -> Int32Array:
         blocks, evicted = self.pool.take(group, count)
@@ -210,7 +226,7 @@ class PrefixIndex:
             if not due.rows:
                 return []
             first = published[due.slots]
-            full = first + 1
+            full = first + ONE
         else:
             quiet = size - 1 - int((landed.ends % size).max())
             self.state.quiet = min(self.state.quiet, quiet)
@@ -230,7 +246,7 @@ class PrefixIndex:
         else:
             for row, slot, begin, end in zip(due.rows, slots.tolist(), first.tolist(), full.tolist(), strict=True):
                 self._publish_span(group, row, slot, begin, table[slot, begin:end].tolist(), change)
-        self.pool.mark_findable(group.number, change.blocks)
+            self.pool.mark_findable(group.number, change.blocks)
         self.tier.published(group.number, change.blocks, change.names)
         return change.relinks
 
@@ -240,7 +256,7 @@ class PrefixIndex:
         known = state.due.setdefault(group.number, {})
         due = known.get(state.turn % size)
         if due is None:
-            due = known[state.turn % size] = _full(landed, landed.ends % size, size)
+            due = known[state.turn % size] = _full(landed, landed.ends % np.array(size, dtype=np.int32), size)
         state.quiet = min(state.quiet, due.quiet)
         return due
 
@@ -254,15 +270,12 @@ class PrefixIndex:
     def _publish_one_each(self, group: Group, due: _Due, at: IndexArray, table: Int32Array, change: _Change) -> None:
         """The usual case of decoding: one more full block for each of the rows, read with one gather."""
         slots = due.slots
-        data = self.pages[slots, at].astype("<i4", copy=False).tobytes()
-        width, begin = 4 * self.page_tokens, 0
         chains, media = self.chains.state.chains, self.table.identity.media
         index, stored = self.indexes[group.number].state, self.logs[group.number].stored
-        entries, name_of, latest, names = index.entries, index.name_of, index.latest, change.names
-        blocks: list[int] = table[slots, at].tolist()
-        for row, slot, place, block in zip(due.rows, slots.tolist(), at.tolist(), blocks, strict=True):
-            tokens = data[begin : begin + width]
-            begin += width
+        entries, name_of, latest = index.entries, index.name_of, index.latest
+        taken = table[slots, at]
+        columns = slots.tolist(), at.tolist(), taken.tolist(), self.pages[slots, at].tolist()
+        for row, slot, place, block, tokens in zip(due.rows, *columns, strict=True):
             chain, text = chains[row], not media[row]
             if text and len(chain) == place + 1:
                 parent = chain[place]
@@ -279,7 +292,9 @@ class PrefixIndex:
                 latest[parent] = name
             stored(name, parent if place else None, tokens)
             change.blocks.append(block)
-            names.append(name)
+            change.names.append(name)
+        # An array is cheaper to index with than a list of the same.
+        self.pool.mark_findable(group.number, taken if len(change.blocks) == len(taken) else change.blocks)
 
     def _publish_span(self, group: Group, row: int, slot: int, first: int, blocks: list[int], change: _Change) -> None:
         """Blocks `first`, ... of `row` become findable."""

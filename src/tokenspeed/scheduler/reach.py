@@ -15,7 +15,7 @@ from tokenspeed.plane.plan import int32
 from tokenspeed.scheduler.groups import Group, Kind
 from tokenspeed.scheduler.hits import NOWHERE, GroupHit, Hit
 from tokenspeed.scheduler.index import Entry, GroupIndex
-from tokenspeed.scheduler.names import NAMED_PER_ROUND, Chains
+from tokenspeed.scheduler.names import FOUND_PER_HASH, NAMED_PER_ROUND, Chains
 from tokenspeed.scheduler.tier import Tier
 
 HASHED_AHEAD = 64
@@ -37,6 +37,13 @@ class Reach:
     tier: Tier
     nothing: Hit
     least: int
+    guide: GroupIndex | None = attrs.field(init=False)
+    """Of a full group whose blocks are pages: a page that it knows behind another need not be hashed."""
+
+    @guide.default
+    def _guide(self) -> GroupIndex | None:
+        fits = (group.number for group in self.groups if group.kind is Kind.FULL and group.stride == 1)
+        return next((self.indexes[number] for number in fits), None)
 
     def match(self, row: int, *, most: int) -> Hit:
         """The longest prefix of at most `most` tokens that every group has."""
@@ -63,13 +70,17 @@ class Reach:
     def named(self, row: int, *, most: int) -> bool:
         """Name the next pages of a prompt, as far as they are found; False: a later plan must go on."""
         chain, pages = self.chains.of(row), most // self.page_tokens
-        have, step = len(chain) - 1, 1
-        goal = min(pages, have + NAMED_PER_ROUND)
-        while have < goal and self._goes_on(row, have):
-            have = min(goal, have + step)
-            self.chains.upto(row, have)
+        hashes, step = NAMED_PER_ROUND, 1
+        while True:
+            hashes -= self._follow(row, min(pages, len(chain) - 1 + FOUND_PER_HASH * hashes)) // FOUND_PER_HASH
+            have = len(chain) - 1
+            if have == pages or not self._goes_on(row, have):
+                return True
+            if hashes <= 0:
+                return False
+            self.chains.upto(row, min(pages, have + min(step, hashes)))
+            hashes -= len(chain) - 1 - have
             step = min(2 * step, HASHED_AHEAD)
-        return have == pages or not self._goes_on(row, have)
 
     def length(self, row: int, *, most: int) -> int:
         """About the tokens that `match` would find, of the pages that have names; a few look-ups, however many."""
@@ -82,6 +93,23 @@ class Reach:
             low, high = (at, high) if self._has(row, group, at - 1) else (low, at - 1)
         return low * group.block_tokens
 
+    def _follow(self, row: int, pages: int) -> int:
+        """Name pages up to `pages` as far as the index leads; returns how many."""
+        chain, page = self.chains.of(row), self.page_tokens
+        first = have = len(chain) - 1
+        if self.guide is None or self.chains.table.identity.media[row]:
+            return 0
+        step = 1
+        while have < pages:
+            end = min(pages, have + step)
+            names = self.guide.following(chain[have], self.chains.tokens(row, have * page, end * page), 4 * page)
+            self.chains.known(row, names)
+            have += len(names)
+            if have < end:
+                break
+            step *= 8  # few look-ups where nothing is known, and few reads where all is
+        return have - first
+
     def _goes_on(self, row: int, pages: int) -> bool:
         """Whether a hit may reach beyond the first `pages` pages, which have names."""
         full = [group for group in self.groups if group.kind is Kind.FULL]
@@ -93,7 +121,7 @@ class Reach:
         missing = False
         while at < whole and not missing:
             place = (at + 1) * stride
-            if place >= len(chain):
+            if place >= len(chain) and not self._follow(row, whole * stride):
                 self.chains.upto(row, min(whole * stride, place + step))
                 step = min(2 * step, HASHED_AHEAD)
             for name in chain[place : whole * stride + 1 : stride]:

@@ -96,7 +96,7 @@ class PagedScheduler:
         state = self.state
         state.round_id += 1
         draft = PlanDraft(round_id=state.round_id)
-        if self.life.count(State.ENDED):
+        if self.life.passing and self.life.count(State.ENDED):
             self.remote.tell(draft)
             self.exits.drop_all(draft)
         # Before admissions: what needs no fetch may be admitted by this very plan.
@@ -110,7 +110,7 @@ class PagedScheduler:
             )
         self.waiting.refresh(round_id=draft.round_id)
         self.admission.begin_plan()
-        if self.life.count(State.YIELDING):
+        if self.life.passing and self.life.count(State.YIELDING):
             self.pressure.settle(draft)
         # Decodes first: each has its token in every forward, so it never waits for more than one chunk.
         self.decoding.plan(draft)
@@ -216,7 +216,7 @@ class PagedScheduler:
         by_one = batch.num_tokens == len(rows)
         schedule.landed[rows] = ends
         # Findable from now on: the KV is there. Ends come after, so that a finished request leaves its blocks.
-        some_ended = bool(event.finished) or self.life.count(State.FINISHING) > 0
+        some_ended = bool(event.finished) or (self.life.passing > 0 and self.life.count(State.FINISHING) > 0)
         for relink in self.cache.publish(Landed(rows, slots, ends, self.residents.tables, by_one, some_ended)):
             self.residents.relink(relink, forward=state.planned)
         self.states.landed(rows, slots, ends)
@@ -224,9 +224,8 @@ class PagedScheduler:
         self.residents.release_displaced(landed=state.landed)
         for row in event.finished:
             self.exits.end(row)
-        if self.life.count(State.FINISHING):
+        if self.life.passing:
             self.exits.landed()
-        if self.life.count(State.DRAINING):
             self.exits.check_drained()
 
     def _transferred(self, event: TransferDone) -> None:

@@ -127,6 +127,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = MappingProxyType(
     }
 )
 
+_AT_REST = (State.FREE, State.WAITING, State.DECODING)
 _LEAVING = (State.FINISHING, State.ENDED, State.DISCARDING, State.HANDOFF, State.FENCED)
 
 OWNS: Mapping[State, Owned] = MappingProxyType(
@@ -158,9 +159,14 @@ def _no_members() -> dict[State, dict[int, None]]:
 
 @attrs.define(eq=False)
 class LifeState:
-    """Writer: Life. ``members``: rows by state, in the order they entered it; ``sizes``: None after a move."""
+    """Writer: Life.
+
+    ``members``: rows by state, in the order they entered it; ``passing``: rows in a state that they
+    leave by themselves; ``sizes``: None after a move.
+    """
 
     members: dict[State, dict[int, None]] = attrs.field(factory=_no_members)
+    passing: int = 0
     decoding_epoch: int = 0
     sizes: Sizes | None = None
 
@@ -184,6 +190,7 @@ class Life:
             return
         column[row] = new
         self.state.sizes = None
+        self.state.passing += (old in _AT_REST) - (new in _AT_REST)
         members = self.state.members
         if old is not State.FREE:
             del members[old][row]
@@ -212,6 +219,11 @@ class Life:
 
     def count(self, state: State) -> int:
         return len(self.state.members[state])
+
+    @property
+    def passing(self) -> int:
+        """Rows in other states than WAITING and DECODING; while there are none, nothing else need be counted."""
+        return self.state.passing
 
     @property
     def decoding_epoch(self) -> int:

@@ -69,8 +69,13 @@ class GrammarSettings:
 
 @attrs.frozen(kw_only=True)
 class SamplingSettings:
-    """What requests may bring into the choice of their tokens."""
+    """What requests may bring into the choice of their tokens, and may ask about it."""
 
+    max_logprobs: int = attrs.field(
+        default=20,
+        validator=[v.ge(0), v.le(1 << 16)],
+        metadata={"help": "alternatives of each token that a request may ask for; the vocabulary bounds it, too"},
+    )
     logits_processors: tuple[str, ...] = attrs.field(
         default=(),
         metadata={

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -27,6 +28,9 @@ T = TypeVar("T")
 READING = 64
 """Requests that may be read and tokenized beyond those the gate lets generate."""
 
+
+ID = re.compile(rb"[\x21-\x7e]{1,256}")
+"""What may be echoed of a client's id."""
 
 CLIENT_GONE = "client_gone"
 """The code in the line about a client that left before its request was read."""
@@ -155,11 +159,13 @@ class Endpoint:
             return
         except CallFailed as failed:
             response = failure(failed.why).response()
+            response.raw_headers += echoed_id(scope)
         except Exception as exc:  # the edge: every failure becomes an answer
             found = failure(exc)
             error = found.body.error
             self._refused(scope, found.status, error.code or "", error.param or "")
             response = found.response()
+            response.raw_headers += echoed_id(scope)
         else:
             await response(scope, receive, send)
             return
@@ -171,10 +177,19 @@ class Endpoint:
     def _refused(self, scope: Scope, status: int, code: str, field: str) -> None:
         """Tell of a request that did not become a call."""
         if self.work:
-            client = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-            self.api.service.calls.refused(
-                client.decode("latin-1"), path=self.name, status=status, code=code, field=field
-            )
+            client = given_id(scope).decode("latin-1")
+            self.api.service.calls.refused(client, path=self.name, status=status, code=code, field=field)
+
+
+def given_id(scope: Scope) -> bytes:
+    """The client's ``X-Request-Id``, whatever that holds; empty: there is none."""
+    return next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+
+
+def echoed_id(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """The client's id as an error's header, if it is one."""
+    value = given_id(scope)
+    return [(b"x-request-id", value)] if ID.fullmatch(value) else []
 
 
 async def unless_gone(receive: Receive, work: Coroutine[object, object, T]) -> T:
@@ -187,24 +202,47 @@ async def unless_gone(receive: Receive, work: Coroutine[object, object, T]) -> T
 
     Raises: ClientGone; CallFailed: `work` raised.
     """
-    task = asyncio.ensure_future(work)
+    watch = _Watch(task=asyncio.current_task())
     watcher = asyncio.ensure_future(_disconnected(receive))
+    watcher.add_done_callback(watch.left)
     try:
-        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
+        return await work
     except ClientGone:
+        raise
+    except asyncio.CancelledError:
+        if watch.settled():
+            raise ClientGone(in_call=True) from None
         raise
     except Exception as exc:
         raise CallFailed(exc) from exc
     finally:
-        task.cancel()
+        watch.task = None
         watcher.cancel()
-        # The work's own clean-up (aborts to the engine) is over when this returns.
-        await asyncio.gather(task, watcher, return_exceptions=True)
-        # A failure's traceback has this frame: with the task in it, the whole request would be a cycle.
-        del task, watcher
-    raise ClientGone(in_call=True)
+        # A failure's traceback has this frame: with a task in it, the whole request would be a cycle.
+        del watch, watcher
+
+
+@attrs.define(eq=False)
+class _Watch:
+    """Cancels the work of a client that leaves. Writers: `unless_gone`, and the end of what it watches with.
+
+    Attributes:
+        task: does the work; None: it is over.
+    """
+
+    task: asyncio.Task[object] | None
+    gone: bool = False
+
+    def left(self, watcher: asyncio.Task[None]) -> None:
+        # Not to have been told is to have lost the client, too.
+        if self.task is not None and not watcher.cancelled():
+            watcher.exception()
+            self.gone = True
+            self.task.cancel()
+
+    def settled(self) -> bool:
+        """Whether the client's leaving is all that the task was cancelled for."""
+        return self.gone and self.task is not None and self.task.uncancel() == 0
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -61,9 +62,11 @@ class Unrouted:
     paths: frozenset[str]
 
     async def __call__(self, request: Request, exc: Exception) -> Response:
-        path = request.url.path
+        path = str(request.scope["path"])  # of a URL that is put together anew, `//v1` would be the host
         if isinstance(exc, HTTPException) and exc.status_code == 404:
-            nearest = next((near for near in (f"/v1{path}", path.removeprefix("/v1")) if near in self.paths), None)
+            plain = re.sub("//+", "/", path)
+            nearby = (plain, f"/v1{plain}", plain.removeprefix("/v1"))
+            nearest = next((near for near in nearby if near != path and near in self.paths), None)
             hint = f"did you mean {nearest}?" if nearest is not None else "GET /openapi.json lists all of them"
             exc = HttpError(f"there is no route {shown(path)}; {hint}", status=404, code="not_found")
         elif isinstance(exc, HTTPException) and exc.status_code == 405:

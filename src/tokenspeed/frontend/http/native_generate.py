@@ -39,8 +39,9 @@ SAMPLING = shape_of(NativeSampling)
 async def generate(api: Api, request: Request) -> Response:
     fields = FIELDS.read(await read_json(request, max_bytes=api.max_body_bytes, workers=api.prompts.workers))
     client_id = request_id(request, None)
+    inputs, silent = await _inputs(api, fields)
     answer = NativeAnswer(
-        api=api, fields=fields, inputs=await _inputs(api, fields), call_id=api.new_id(), began_s=api.wall_s()
+        api=api, fields=fields, inputs=inputs, silent=silent, call_id=api.new_id(), began_s=api.wall_s()
     )
     call = CallName(answer=answer.call_id, client=client_id)
     if fields.stream:
@@ -70,12 +71,14 @@ class NativeAnswer:
     """Builds the answer to one call.
 
     Attributes:
+        silent: prompts, by place, whose one token nobody asked for.
         call_id: names sequences that the client gave no name.
     """
 
     api: Api
     fields: GenerateFields
     inputs: tuple[GenerationInput, ...]
+    silent: frozenset[int]
     call_id: str
     began_s: float
     so_far: SoFar = attrs.field(factory=SoFar)
@@ -98,6 +101,8 @@ class NativeAnswer:
         return event(body)
 
     def whole(self, result: ChoiceResult | ChoiceDelta) -> Generated:
+        if result.prompt_index in self.silent:
+            result = _unsaid(result)
         return Generated(text=result.text, output_ids=list(result.token_ids), meta_info=self._meta(result))
 
     def _place(self, result: ChoiceResult | ChoiceDelta) -> int:
@@ -153,6 +158,21 @@ def _merged(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
     )
 
 
+def _unsaid(result: ChoiceResult | ChoiceDelta) -> ChoiceDelta:
+    """What is told of a sequence that was to get no token: an engine makes one, and with it the prompt's scores."""
+    return ChoiceDelta(
+        prompt_index=result.prompt_index,
+        index=result.index,
+        text="",
+        token_ids=(),
+        finish_reason=None if result.finish_reason is None else "length",
+        prompt_logprobs=result.prompt_logprobs,
+        prompt_tokens=result.prompt_tokens,
+        cached_tokens=result.cached_tokens,
+        weight_version=result.weight_version,
+    )
+
+
 def _finish(result: ChoiceResult | ChoiceDelta) -> FinishReason | None:
     match result.finish_reason:
         case None:
@@ -172,19 +192,20 @@ def _matched(result: ChoiceResult | ChoiceDelta) -> str | int | None:
     return result.token_ids[-1] if result.token_ids else None
 
 
-async def _inputs(api: Api, fields: GenerateFields) -> tuple[GenerationInput, ...]:
-    """Validate and tokenize the whole call; nothing was sent to the engine when this raises."""
+async def _inputs(api: Api, fields: GenerateFields) -> tuple[tuple[GenerationInput, ...], frozenset[int]]:
+    """Validate and tokenize the whole call; nothing was sent to the engine when this raises.
+
+    Returns: the inputs, and the places of those that are to get no token.
+    """
     prompts = await _prompts(api, fields)
     count = len(prompts)
     given = [{}] * count if fields.sampling_params is None else _each(fields.sampling_params, count, "sampling_params")
     names = [""] * count if fields.rid is None else _each(fields.rid, count, "rid")
-    read: dict[int, NativeSampling] = {}  # one dictionary for all prompts is read once
-    inputs = tuple(
-        _input(fields, ids, name, read.get(id(said)) or read.setdefault(id(said), SAMPLING.read(Decoded(fields=said))))
-        for ids, said, name in zip(prompts, given, names, strict=True)
-    )
+    read = {id(said): SAMPLING.read(Decoded(fields=said)) for said in given}  # one for all prompts is read once
+    sampling = [read[id(said)] for said in given]
+    inputs = tuple(_input(fields, ids, name, said) for ids, said, name in zip(prompts, sampling, names, strict=True))
     check_inputs(api, inputs, field="text" if fields.text is not None else "input_ids")
-    return inputs
+    return inputs, frozenset(at for at, said in enumerate(sampling) if said.max_new_tokens == 0)
 
 
 async def _prompts(api: Api, fields: GenerateFields) -> list[list[int]]:
@@ -229,7 +250,7 @@ def _input(fields: GenerateFields, ids: Sequence[int], name: str, said: NativeSa
     return GenerationInput(
         prompt_ids=frozen_tokens(ids),
         sampling=SamplingParams(
-            max_new_tokens=said.max_new_tokens,
+            max_new_tokens=max(said.max_new_tokens, 1),
             min_new_tokens=said.min_new_tokens,
             temperature=said.temperature,
             top_p=said.top_p,

@@ -15,9 +15,12 @@ Name = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID_CHARS)]
 
 
 class NativeSampling(msgspec.Struct, kw_only=True):
-    """`sampling_params`; null is the same as leaving a field out."""
+    """`sampling_params`; null is the same as leaving a field out.
 
-    max_new_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] = 128
+    `max_new_tokens`: 0 for the prompt's log-probabilities alone.
+    """
+
+    max_new_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 128
     min_new_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
     temperature: Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None

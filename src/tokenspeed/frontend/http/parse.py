@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 import attrs
@@ -19,17 +20,23 @@ from tokenspeed.plane.checks import Fault, fault
 S = TypeVar("S", bound=msgspec.Struct)
 
 _MISSING = "Object missing required field "
+_ENUM = "Invalid enum value "
 _PLACE = re.compile(r"^(?P<text>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 
 
 @attrs.frozen(kw_only=True)
 class FieldShape:
-    """One field: its type for conversion, what it allows in words, whether it must be given."""
+    """One field: its type for conversion, what it allows in words, whether it must be given.
+
+    Attributes:
+        whole: of all numbers it takes integers; 2.0 is one in JSON, and how some languages write it.
+    """
 
     name: str
     kind: object
     allowed: str
     required: bool
+    whole: bool
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -46,6 +53,11 @@ class Shape(Generic[S]):
         """
         given = decoded.fields
         faults = [*self._not_served(given)]
+        if not faults and not decoded.odd:
+            there = {name: value for name, value in given.items() if value is not None}
+            if not any(isinstance(value, float) and not math.isfinite(value) for value in there.values()):
+                with suppress(msgspec.ValidationError):  # told below, with all others
+                    return msgspec.convert(there, self.struct)
         values: dict[str, object] = {}
         for field in self.fields:
             value = given.get(field.name)
@@ -54,6 +66,8 @@ class Shape(Generic[S]):
                     found = "null" if field.name in given else "leaving it out"
                     faults.append(Fault(field=field.name, value=found, allowed=field.allowed))
                 continue
+            if field.whole and isinstance(value, float) and value.is_integer():
+                value = int(value)
             try:
                 values[field.name] = msgspec.convert(value, field.kind)
             except msgspec.ValidationError as exc:
@@ -69,6 +83,8 @@ class Shape(Generic[S]):
         known = [field.name for field in self.fields]
         for name, value in given.items():
             served = name in known or name not in REFUSED
+            if name == "best_of" and value == given.get("n", 1):
+                continue  # the best of those that are wanted: all of them
             if not served and value not in NEUTRAL and value not in NEUTRAL_FOR.get(name, ()):
                 yield fault(name, value, "it to be left out: this is not supported yet")
 
@@ -86,9 +102,17 @@ def shape_of(struct: type[S]) -> Shape[S]:
                 kind=hints[field.name],
                 allowed=_words(field.type),
                 required=field.required,
+                whole=_whole(field.type),
             )
             for field in info.fields
         ),
+    )
+
+
+def _whole(kind: inspect.Type) -> bool:
+    kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    return any(isinstance(one, inspect.IntType) for one in kinds) and not any(
+        isinstance(one, inspect.FloatType) for one in kinds
     )
 
 
@@ -103,7 +127,24 @@ def _fault(field: FieldShape, value: object, text: str) -> Fault:
     said = said.replace("`", "")
     if said.startswith(_MISSING):
         return fault(name, inner, f"an object with a field {said.removeprefix(_MISSING)}")
+    if said.startswith(_ENUM):
+        said = _choices(inspect.type_info(field.kind), re.findall(r"\.(\w+)", path)) or said
     return fault(name, inner, said.removeprefix("Expected "))
+
+
+def _choices(kind: inspect.Type, path: Sequence[str]) -> str:
+    """The words that `kind` allows at the end of a path of keys; "" if it cannot be followed."""
+    match kind:
+        case inspect.UnionType(types=types):
+            return ", or ".join(filter(None, (_choices(one, path) for one in types)))
+        case inspect.ListType(item_type=item):
+            return _choices(item, path)
+        case inspect.StructType(fields=fields) if path:
+            return next((_choices(one.type, path[1:]) for one in fields if one.encode_name == path[0]), "")
+        case inspect.LiteralType(values=values) if not path:
+            return ", ".join(repr(value) for value in values)
+        case _:
+            return ""
 
 
 def _walk(value: object, name: str, path: str) -> tuple[object, str]:

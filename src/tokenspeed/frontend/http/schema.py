@@ -164,7 +164,7 @@ REFUSED = frozenset(
         *("bootstrap_port", "bootstrap_room", "data_parallel_rank", "use_beam_search", "length_penalty"),
         *("early_stopping", "return_hidden_states", "documents", "mm_processor_kwargs", "prompt_embeds", "images"),
         *("input_embeds", "logprob_token_ids", "thinking_budget", "custom_params", "continue_final_message"),
-        *("chat_template", "token_ids_logprob", "stop_regex"),
+        *("chat_template", "token_ids_logprob", "stop_regex", "conversation"),
     }
 )
 """Known fields of this family of servers that this build does not serve: refused unless neutral, because an

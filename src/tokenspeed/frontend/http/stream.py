@@ -153,6 +153,7 @@ class EventStream(Response):
             events: what to send for a delta.
             last: what to send after the last delta.
             limit_s: the request's own time limit.
+            headers: of the response, an error's too.
         """
         super().__init__()
         self._sink = DirectSink(events=events)
@@ -160,7 +161,7 @@ class EventStream(Response):
         self._events = events
         self._last = last
         self._limit_s = limit_s + GRACE_S
-        self._head = (*HEADERS, *headers)
+        self._more = headers
         self._style = style
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -172,9 +173,11 @@ class EventStream(Response):
             try:
                 first = await anext(deltas)
             except Exception as exc:  # an answer, whatever it was
-                await failure(exc).response()(scope, receive, send)
+                refused = failure(exc).response()
+                refused.raw_headers += self._more
+                await refused(scope, receive, send)
                 return
-            await send({"type": "http.response.start", "status": 200, "headers": self._head})
+            await send({"type": "http.response.start", "status": 200, "headers": (*HEADERS, *self._more)})
             self._sink.pieces = scope.get("extensions", {}).get(PIECES)
             try:
                 async with asyncio.timeout(self._limit_s):

@@ -46,9 +46,11 @@ def _message(message: object, where: str) -> dict[str, object]:
         raise RequestError(f"{where}.role is {role!r:.80}; a text such as 'user' is needed", field=f"{where}.role")
     found = {str(key): value for key, value in message.items()}
     calls = found.get("tool_calls")
-    if found.get("content") is None and not calls:
+    if found.get("content") is None and role == "assistant":
+        found["content"] = found.get("refusal")  # an answer of ours: calls, or reasoning that was cut off, and no text
+    elif found.get("content") is None:
         raise RequestError(f"{where}.content is missing; a text is needed", field=f"{where}.content")
-    found["content"] = _text(found.get("content"), f"{where}.content")
+    found["content"] = _text(found["content"], f"{where}.content")
     if isinstance(calls, Sequence) and not isinstance(calls, str):
         found["tool_calls"] = [_call(call) for call in calls]
     return found
@@ -68,10 +70,10 @@ def _part(part: object, where: str) -> str:
     if not isinstance(part, Mapping):
         raise RequestError(f"{where} is {part!r:.80}; an object with a type is needed", field=where)
     kind = part.get("type")
-    if kind == "text":
-        text = part.get("text")
+    if kind in ("text", "refusal"):  # the latter in answers only
+        text = part.get(kind)
         if not isinstance(text, str):
-            raise RequestError(f"{where}.text is {text!r:.80}; a text is needed", field=f"{where}.text")
+            raise RequestError(f"{where}.{kind} is {text!r:.80}; a text is needed", field=f"{where}.{kind}")
         return text
     if isinstance(kind, str) and kind in _LATER:
         raise RequestError(f"{where}.type is {kind!r}; {_LATER[kind]} not supported yet", field=f"{where}.type")
