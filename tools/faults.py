@@ -600,6 +600,13 @@ CONTROL = (
         room="control",
     ),
     Fault(
+        "a second commit of a round writes over the first one's tokens",
+        "output.py",
+        "        self.outbox.detach()  # before the cohort's columns change\n",
+        "",
+        room="control",
+    ),
+    Fault(
         "a stop ends a request before its least number of tokens",
         "output.py",
         "        stops &= produced >= identity.min_new[rows]\n",

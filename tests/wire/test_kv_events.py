@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import attrs
 import msgspec
 import pytest
 import zmq
-from rig import hand_rig, request
+from rig import SPECS, hand_rig, request
 
 from tokenspeed.errors import SettingsError
 from tokenspeed.plane.messages import FlushCacheOp
@@ -170,13 +171,28 @@ def test_an_address_that_is_taken_is_a_settings_error_naming_the_key() -> None:
         first.close()
 
 
+MAP_KEYS = ("type", "block_hashes", "parent_block_hash")
+
+
+def as_array(event: object) -> list[object]:
+    """An event of either form: its kind, hashes and parent."""
+    if isinstance(event, dict):
+        return [event[key] for key in MAP_KEYS if key in event]
+    assert isinstance(event, list)
+    return event
+
+
 @pytest.mark.contract("KM-1", "KM-2")
-def test_a_mirror_built_from_published_batches_equals_the_schedulers_index_after_every_round(peers: Open) -> None:
-    found = peers(event_format=EventFormat.ARRAYS)
-    rig = hand_rig(kv_sink=found.publisher)
+@pytest.mark.parametrize("event_format", list(EventFormat))
+def test_a_mirror_built_from_published_batches_equals_the_schedulers_index_after_every_round(
+    peers: Open, event_format: EventFormat
+) -> None:
+    found = peers(event_format=event_format)
+    rig = hand_rig(kv_sink=found.publisher, specs=attrs.evolve(SPECS, num_pages=33))
     mirror: dict[int, int | None] = {}
+    kinds = Counter[object]()
     seen = found.publisher.state.next_sequence
-    for turn in range(60):
+    for turn in range(150):
         if turn < 30:
             rig.put(request(f"r{turn}", [turn % 4 + 1] * 20 + list(range(1, 30 + turn)), max_new=20))
         if turn == 45:
@@ -185,7 +201,8 @@ def test_a_mirror_built_from_published_batches_equals_the_schedulers_index_after
         while seen < found.publisher.state.next_sequence:
             _, seen_now, (_, events, _) = found.receive()
             seen = seen_now + 1
-            for event in events:  # type: ignore[attr-defined]
+            for event in map(as_array, events):  # type: ignore[call-overload]
+                kinds[event[0]] += 1
                 if event[0] == "BlockStored":
                     parent = event[2]
                     for block in event[1]:
@@ -200,3 +217,5 @@ def test_a_mirror_built_from_published_batches_equals_the_schedulers_index_after
         index = rig.loop.scheduler.snapshot().index  # type: ignore[attr-defined]
         assert set(mirror) == {short_hash(name) for name in index}
     assert rig.link.finish("r3")
+    assert set(kinds) == {"BlockStored", "BlockRemoved", "AllBlocksCleared"}
+    assert kinds["BlockRemoved"] > 5

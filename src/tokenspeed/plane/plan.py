@@ -365,7 +365,7 @@ class LogprobPlan:
 
 @attrs.frozen(kw_only=True, eq=False)
 class HistorySeed:
-    """Committed tokens for a new owner of a history row: `tokens` land at `first`, ... (HS-10)."""
+    """Committed tokens for a new owner of a history row (HS-10): those from `first` up to `prefix_length`."""
 
     slot: int
     prefix_length: int
