@@ -20,8 +20,8 @@ SCHEDULER = (
     Fault(
         "who has nothing left to plan keeps its place",
         "admission.py",
-        "        self.state.leaving = self.life.count(State.DRAINING) + self.life.count(State.FINISHING)\n",
-        "        self.state.leaving = 0\n",
+        "life.count(State.DRAINING) + life.count(State.FINISHING) if life.passing else 0\n",
+        "0\n",
     ),
     Fault(
         "who plans its last token in this very forward gives up its place in it",
@@ -357,8 +357,8 @@ SCHEDULER = (
     Fault(
         "new requests are admitted ahead of a suspended one",
         "admission.py",
-        "        if not self._has_seat() or self.images.waiting() is not None:\n",
-        "        if not self._has_seat():\n",
+        "        if not self.waiting or not self._has_seat() or self.images.waiting() is not None:\n",
+        "        if not self.waiting or not self._has_seat():\n",
     ),
     Fault(
         "a newcomer leaves no spare block for those that run",
@@ -411,8 +411,27 @@ SCHEDULER = (
     Fault(
         "no room is reserved for the forward that runs ahead",
         "decoding.py",
-        "np.where(walls >= limit, NEVER, walls - ahead)",
-        "np.where(walls >= limit, NEVER, walls)",
+        "        ends = walls - self.ahead\n",
+        "        ends = walls.copy()\n",
+    ),
+    Fault(
+        "states that requests leave by themselves are not looked at",
+        "states.py",
+        "        self.state.passing += (old in _AT_REST) - (new in _AT_REST)\n",
+        "",
+    ),
+    # ---- names that come from the index
+    Fault(
+        "a known page counts as the next one whatever is in it",
+        "index.py",
+        "            if name is None or entries[name][2] != pages[begin : begin + width]:\n",
+        "            if name is None:\n",
+    ),
+    Fault(
+        "a prompt with an image gets the names of text",
+        "reach.py",
+        "        if self.guide is None or self.chains.table.identity.media[row]:\n",
+        "        if self.guide is None:\n",
     ),
     # ---- budget of a forward
     Fault(

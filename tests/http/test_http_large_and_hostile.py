@@ -141,14 +141,27 @@ RAW = [
 ]
 
 
-@pytest.mark.parametrize("path", ROUTES)
-@pytest.mark.parametrize(("field", "param"), RAW, ids=[param for _, param in RAW])
+OTHERS: dict[str, dict[str, object]] = {
+    "/generate": {"text": "x", "sampling_params": {"max_new_tokens": 100}},
+    "/v1/messages/count_tokens": {"messages": USER},
+    "/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [1]},
+}
+
+
+RAW_CASES = [
+    (path, field, param) for path in (*ROUTES, *OTHERS) for field, param in RAW if param != "seed" or path in ROUTES
+]
+"""Where it means nothing, an integer of any size is ignored."""
+
+
+@pytest.mark.parametrize(("path", "field", "param"), RAW_CASES, ids=[f"{param}-{path}" for path, _, param in RAW_CASES])
 def test_numbers_and_texts_that_json_cannot_hold_are_400_on_every_route(
     http: httpx.Client, live: LiveServer, path: str, field: bytes, param: str
 ) -> None:
     before = len(live.engine.requests)
     for stream in (b"", b', "stream": true'):
-        body = json.dumps(ROUTES[path]).encode()[:-1] + b", " + field + stream + b"}"
+        body = json.dumps({**ROUTES, **OTHERS}[path]).encode()[:-1] + b", " + field + stream + b"}"
         answer = http.post(path, content=body, headers={"content-type": "application/json"})
         assert answer.status_code in (400, 404), answer.text
         assert answer.json()["error"]["param"] == param
