@@ -543,7 +543,7 @@ SCHEDULER = (
     Fault(
         "a preparation that takes too long is not given up",
         "storage_fetch.py",
-        "            if first.op_id == NO_OP or now_s - first.since_s < PREPARE_TIMEOUT_S:\n",
+        "            if first.op_id == NO_OP or now_s - first.since_s < self.wait_s:\n",
         "            if True:\n",
     ),
     Fault(

@@ -107,6 +107,20 @@ PANELS: Sequence[tuple[str, str, Sequence[Query]]] = (
         [("sum by (engine) (tokenspeed:num_grammar_queue_reqs$s)", "engine {{engine}}")],
     ),
     (
+        "Blocks of the storage tier",
+        "ops",
+        [rate("storage_blocks_total", "{{outcome}}", " by (outcome) ")],
+    ),
+    ("Bytes of the storage tier", "Bps", [rate("storage_bytes_total", "{{direction}}", " by (direction) ")]),
+    (
+        "Storage that fails or is late",
+        "short",
+        [
+            ("max by (engine) (tokenspeed:storage_failing$s)", "engine {{engine}} fails"),
+            rate("storage_late_operations_total", "given up"),
+        ],
+    ),
+    (
         "Prompt and output lengths",
         "short",
         [

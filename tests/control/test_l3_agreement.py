@@ -143,3 +143,24 @@ def test_completions_come_in_the_order_of_their_ids_and_each_once() -> None:
     executor.completed.append(StorageDone(op_id=4, outcomes=(True,)))
     with pytest.raises(InvariantBroken, match="was not open"):
         l3.agree(forward=True)
+
+
+@pytest.mark.contract("CP-38")
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_deletion_that_fails_on_one_member_is_everybodys_refusal(bad: int) -> None:
+    executors, all_l3 = members(2)
+    executors[bad].refusals = ["storage: no"]
+    assert together([l3.clear for l3 in all_l3]) == ["storage: no"] * 2
+    assert together([l3.clear for l3 in all_l3]) == [""] * 2
+
+
+@pytest.mark.contract("CP-39")
+def test_a_deployment_that_clears_asks_no_other_one_over_the_same_store() -> None:
+    executors, mine = members(2)
+    others, _ = members(2)
+    for executor in others:
+        executor.stored = executors[0].stored  # one store, one tenant
+    executors[0].stored.add(b"page")
+    # The others' mesh is not called: nobody is there to answer, and this would hang.
+    assert together([l3.clear for l3 in mine]) == [""] * 2
+    assert others[0].stored == set()

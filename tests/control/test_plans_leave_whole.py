@@ -45,6 +45,7 @@ class Storage:
     """A storage module that keeps what it was given, by round."""
 
     given: list[tuple[StorageOp, ...]] = attrs.field(factory=list)
+    open: int = 0
 
     def agree(self, *, forward: bool) -> StorageTick | None:
         del forward
@@ -52,6 +53,12 @@ class Storage:
 
     def submit(self, ops: Sequence[StorageOp]) -> None:
         self.given.append(tuple(ops))
+
+    def clear(self) -> str:
+        return ""
+
+    def operated(self, op: object, refusal: str) -> None:
+        return None
 
 
 @attrs.define(eq=False)

@@ -29,12 +29,19 @@ class StoredOps:
     """A storage module that grants everything and remembers submissions."""
 
     ops: list[StorageOp] = attrs.field(factory=list)
+    open: int = 0
 
     def agree(self, *, forward: bool) -> StorageTick | None:
         return StorageTick(forward=forward, storage=True)
 
     def submit(self, ops: object) -> None:
         self.ops.extend(ops)  # type: ignore[call-overload]
+
+    def clear(self) -> str:
+        return ""
+
+    def operated(self, op: object, refusal: str) -> None:
+        return None
 
 
 @attrs.define(eq=False)

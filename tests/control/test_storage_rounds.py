@@ -12,9 +12,11 @@ from rig import SPECS, Rig, hand_rig, request, spied
 from tokenspeed.collective.solo import SoloMesh
 from tokenspeed.control.l3 import AgreedStorage, NoStorage
 from tokenspeed.plane.messages import FlushCacheOp, PauseMode, PauseOp, ResumeOp
+from tokenspeed.plane.operations import DiskWeights, ReleaseMemoryOp, ResumeMemoryOp, UpdateWeightsOp
 from tokenspeed.plane.plan import Dispatch, ExecutionPlan, LoadBackOp, StorageOp, StorageVerb, WriteBackOp
 from tokenspeed.plane.ports import Scheduler, Ticket
 from tokenspeed.plane.results import CacheAcks, HeadFacts
+from tokenspeed.settings.model import SchedulerSettings, Settings, StorageSettings
 from tokenspeed.testing import ScriptedPlane
 from tokenspeed.testing.storage import ScriptedStorage
 
@@ -48,22 +50,25 @@ def storage_rig() -> tuple[Rig, AckingPlane, ThreadNoting]:
     rig = hand_rig(
         specs=attrs.evolve(SPECS, host_parents=33),
         plane=plane,
-        overlap=False,
+        settings=Settings(
+            scheduler=SchedulerSettings(overlap=False, chunk_tokens=32), storage=StorageSettings(min_tokens=0)
+        ),
         l3=AgreedStorage(mesh=SoloMesh(), workers=executor),
     )
     return rig, plane, executor
 
 
 def stored_prompt(rig: Rig, executor: ThreadNoting) -> None:
-    """A prompt of 40 tokens is computed, its two whole blocks are stored, and the engine forgets them."""
+    """A prompt of 40 tokens is computed, its two whole blocks are stored, and all nearer tiers forget them."""
     rig.put(request("a", 40, max_new=1))
     for _ in range(12):
         rig.loop.round()
         executor.serve()
     assert rig.link.finish("a") is not None
-    rig.put(FlushCacheOp(call_id=1))
-    rig.rounds(3)
-    assert [reply.success for reply in rig.link.replies] == [True]
+    for message in (ReleaseMemoryOp(call_id=1), ResumeMemoryOp(call_id=2)):
+        rig.put(message)
+        rig.rounds(3)
+    assert [reply.success for reply in rig.link.replies] == [True, True]
 
 
 @pytest.mark.contract("CT-19", "CT-20", "CT-23", "CT-24", "SP-20", "RA-23")
@@ -173,3 +178,83 @@ def test_without_storage_a_round_runs_its_null_component_and_nothing_else_of_it(
         loop.round()
     assert {entry for entry in log if entry.startswith("l3.")} == {"l3.agree", "l3.submit"}
     assert "scheduler.advance_head" not in log
+
+
+@pytest.mark.contract("CP-38")
+def test_a_flush_deletes_in_storage_before_any_nearer_tier_forgets() -> None:
+    rig, plane, executor = storage_rig()
+    rig.put(request("a", 40, max_new=1))
+    for _ in range(12):
+        rig.loop.round()
+        executor.serve()
+    executor.refusals = ["storage: no"]
+    loop, log = spied(rig.loop, "l3", "plane", "scheduler")
+    steps = ("scheduler.can_clear_cache", "l3.clear", "scheduler.clear_cache", "plane.flush_cache")
+    rig.put(FlushCacheOp(call_id=1))
+    loop.round()
+    assert [entry for entry in log if entry in steps] == list(steps[:2])
+    (reply,) = rig.link.replies
+    assert (reply.success, reply.message) == (False, "flush_cache: storage: no, after 0 s")
+    # All is as it was: the prompt is found on the device.
+    rig.put(request("b", 40, max_new=1))
+    rig.rounds(4)
+    assert plane.plans[-1].batch is not None
+    assert plane.plans[-1].batch.starts.tolist() == [32]
+    for _ in range(6):
+        rig.loop.round()
+        executor.serve()
+    del log[:]
+    rig.put(FlushCacheOp(call_id=2))
+    loop.round()
+    assert [entry for entry in log if entry in steps] == list(steps)
+    assert rig.link.replies[-1].success
+    assert executor.stored == set()
+
+
+@pytest.mark.contract("CP-38")
+def test_a_flush_that_requests_hold_up_deletes_nothing_in_storage() -> None:
+    rig, _, executor = storage_rig()
+    executor.stored = {b"something"}
+    rig.put(request("a", 40, max_new=30))
+    rig.rounds(2)
+    executor.serve()
+    rig.rounds(2)
+    rig.put(FlushCacheOp(call_id=1))
+    rig.rounds(1)
+    assert [reply.success for reply in rig.link.replies] == [False]
+    assert b"something" in executor.stored
+
+
+@pytest.mark.contract("CP-33")
+@pytest.mark.parametrize("refusal", ["", "tensor x has another shape"])
+def test_weights_are_published_to_storage_behind_their_commit_and_not_if_the_load_failed(refusal: str) -> None:
+    rig, plane, executor = storage_rig()
+    plane.refusals.update({"load_weights": refusal} if refusal else {})
+    loop, log = spied(rig.loop, "l3", "plane")
+    source = DiskWeights(path="there")
+    rig.put(UpdateWeightsOp(call_id=1, source=source))
+    for _ in range(4):
+        loop.round()
+    assert [reply.success for reply in rig.link.replies] == [not refusal]
+    assert executor.published == ([] if refusal else [source])
+    order = [entry for entry in log if entry in ("plane.commit_weights", "l3.operated")]
+    assert order == ["plane.commit_weights", "l3.operated"]
+
+
+def test_an_operation_waits_for_open_storage_work_and_a_pause_does_not() -> None:
+    rig, _, executor = storage_rig()
+    rig.put(request("a", 40, max_new=1))
+    for _ in range(8):
+        rig.loop.round()
+        for op_id in [op_id for op_id, op in executor.open.items() if op.verb is not StorageVerb.PUT]:
+            executor.finish(op_id)
+    put = executor.only(StorageVerb.PUT)
+    rig.put(PauseOp(call_id=1, mode=PauseMode.WAIT))
+    rig.rounds(2)
+    assert [reply.success for reply in rig.link.replies] == [True]
+    rig.put(ResumeOp(call_id=2), ReleaseMemoryOp(call_id=3))
+    rig.rounds(4)
+    assert [reply.call_id for reply in rig.link.replies] == [1, 2]
+    executor.finish(put.op_id)
+    rig.rounds(4)
+    assert [(reply.call_id, reply.success) for reply in rig.link.replies][2:] == [(3, True)]

@@ -230,7 +230,9 @@ def test_the_record_of_attention_is_frozen_and_does_not_leave_the_build() -> Non
             groups=("full",),
             layers=1,
             attention="paged",
+            numerics=made.host_cache.numerics,
         )
+        assert "torch" in made.host_cache.numerics
 
 
 @pytest.mark.parametrize("fail", ["load", "bind"])

@@ -12,6 +12,7 @@ from tokenspeed.control.l3 import AgreedStorage
 from tokenspeed.plane.plan import Sampling, StorageOp, int32
 from tokenspeed.plane.specs import CacheGroupSpec
 from tokenspeed.plane.table import RequestTable, request_table
+from tokenspeed.scheduler.config import STORAGE_WAIT_S
 from tokenspeed.scheduler.groups import groups_of
 from tokenspeed.scheduler.names import Chains
 from tokenspeed.scheduler.policy import Fcfs
@@ -155,6 +156,8 @@ def storage_rig(*, host_blocks: int = 16, page_tokens: int = PAGE) -> StorageRig
     )
     device: set[bytes] = set()
     fetch = Fetch(
+        min_tokens=0,
+        wait_s=STORAGE_WAIT_S,
         life=life,
         waiting=waiting,
         chains=chains,

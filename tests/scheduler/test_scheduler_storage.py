@@ -11,9 +11,8 @@ from toy_storage import StoredRig, stored_rig
 
 from tokenspeed.plane.messages import Finish
 from tokenspeed.plane.plan import LoadBackOp, RestoreBatch, SnapshotBatch, StorageVerb, WriteBackOp
-from tokenspeed.scheduler.config import Role, WritePolicy
+from tokenspeed.scheduler.config import STORAGE_WAIT_S, Role, WritePolicy
 from tokenspeed.scheduler.states import State
-from tokenspeed.scheduler.storage_fetch import PREPARE_TIMEOUT_S
 
 
 def in_storage(rig: StoredRig, *prompts: list[int]) -> None:
@@ -228,7 +227,7 @@ def test_a_storage_that_does_not_answer_parks_no_slot_and_nobody_for_ever() -> N
         rig.round()
     assert short.finish is Finish.LENGTH
     assert all(request.forwards == 0 for request in parked)
-    rig.executor.now_s = PREPARE_TIMEOUT_S
+    rig.executor.now_s = STORAGE_WAIT_S
     rig.run(until=lambda: all(request.finish is Finish.LENGTH for request in parked))
     rig.rig.check_tokens()
     assert [op.verb for op in rig.executor.log if op.verb is StorageVerb.CANCEL] == [StorageVerb.CANCEL] * 6
@@ -281,3 +280,26 @@ def test_random_lives_with_storage_that_fails_and_dawdles_keep_every_rule(seed: 
     rig.settle()
     rig.rig.check_idle()
     assert not rig.executor.open
+
+
+def test_a_prompt_too_short_to_be_worth_it_is_not_looked_up() -> None:
+    rig = stored_rig(storage_min_tokens=16)
+    rig.served = False
+    rig.rig.new(prompt(16, seed=1), max_new=2)  # of which a hit may cover 15
+    assert rig.round().storage_ops() == ()
+    rig.rig.new(prompt(17, seed=2), max_new=2)
+    assert [op.verb for op in rig.round().storage_ops()] == [StorageVerb.QUERY]
+
+
+def test_a_request_waits_for_storage_as_long_as_it_is_told() -> None:
+    rig = stored_rig(storage_wait_s=3.0)
+    rig.served = False
+    waiting = rig.rig.new(prompt(19, seed=1), max_new=2)
+    rig.round()
+    rig.executor.now_s = 2.9
+    rig.round()
+    assert rig.rig.scheduler.life.of(waiting.row) is State.PREPARING
+    rig.executor.now_s = 3.0
+    plan = rig.round()
+    assert [op.verb for op in plan.storage_ops()] == [StorageVerb.CANCEL]
+    assert plan.batch is not None

@@ -7,11 +7,11 @@ from shelf_rig import PAGE, StorageRig, storage_rig
 
 from tokenspeed.plane.plan import StorageOp, StorageVerb, int32
 from tokenspeed.plane.results import StorageDone, StorageTick
+from tokenspeed.scheduler.config import STORAGE_WAIT_S
 from tokenspeed.scheduler.host.operations import Store
 from tokenspeed.scheduler.names import NAMED_PER_ROUND
 from tokenspeed.scheduler.states import Event, State
 from tokenspeed.scheduler.storage import NoStorage
-from tokenspeed.scheduler.storage_fetch import PREPARE_TIMEOUT_S
 from tokenspeed.scheduler.storage_keep import MAX_IN_OP, MAX_OFFERED, MAX_OPEN
 from tokenspeed.scheduler.storage_reach import StoredBlock
 
@@ -285,9 +285,9 @@ def test_a_request_goes_on_without_storage_when_that_takes_too_long() -> None:
     rig = storage_rig()
     row = rig.submit(PROMPT)
     get = fetched(rig, row, 1)
-    rig.executor.now_s = PREPARE_TIMEOUT_S - 1
+    rig.executor.now_s = STORAGE_WAIT_S - 1
     assert rig.round() == ()
-    rig.executor.now_s = PREPARE_TIMEOUT_S
+    rig.executor.now_s = STORAGE_WAIT_S
     (cancel,) = rig.round()
     assert (cancel.verb, cancel.op_id) == (StorageVerb.CANCEL, get.op_id)
     assert rig.state(row) is State.WAITING

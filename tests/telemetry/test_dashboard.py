@@ -105,7 +105,14 @@ def test_panels_have_ids_of_their_own_and_do_not_lie_on_each_other() -> None:
 
 def test_units_are_those_that_grafana_scales_or_say_that_they_are_our_own() -> None:
     units = {panel["fieldConfig"]["defaults"]["unit"] for panel in PANELS}
-    assert {unit for unit in units if not unit.startswith("suffix:")} == {"s", "short", "percentunit", "ops", "reqps"}
+    assert {unit for unit in units if not unit.startswith("suffix:")} == {
+        "s",
+        "short",
+        "percentunit",
+        "ops",
+        "reqps",
+        "Bps",
+    }
 
 
 def test_every_panel_and_variable_takes_the_chosen_data_source() -> None:

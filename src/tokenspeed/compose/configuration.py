@@ -24,6 +24,9 @@ def scheduler_config(settings: Settings, specs: DeviceSpecs, sink: KvEventSink, 
     return SchedulerConfig(
         kv_events=not isinstance(sink, NoSink),
         storage=not isinstance(l3, NoStorage),
+        storage_min_tokens=settings.storage.min_tokens,
+        # A look-up and a fetch, each within the executor's limit; this one is for members that are late.
+        storage_wait_s=2 * settings.storage.timeout_s,
         role=_role_of(pd),
         max_num_seqs=specs.max_num_seqs,
         spare_slots=specs.spare_slots,

@@ -27,9 +27,11 @@ from tokenspeed.compose.facts import engine_info
 from tokenspeed.compose.grammars import grammar_parts, preloading
 from tokenspeed.compose.observers import open_observers
 from tokenspeed.compose.parts import check_part, check_parts, misfit
+from tokenspeed.compose.storage import StorageNeeds, storage_parts
 from tokenspeed.compose.typed import given, one, ref
 from tokenspeed.control.event_loop import EventLoop
 from tokenspeed.control.wakeup import ThreadWakeup
+from tokenspeed.device.attention_build import HostCacheFacts
 from tokenspeed.device.build import DeviceBuild, build_device_side
 from tokenspeed.device.control_guard import control_plane_guard
 from tokenspeed.device.data_plane import HostDataPlane, open_data_plane
@@ -42,12 +44,14 @@ from tokenspeed.device.sampling.base import Sampler
 from tokenspeed.device.sampling.checked import CheckedSampler
 from tokenspeed.device.specs_of import vocabulary_of as vocabulary_size
 from tokenspeed.device.survey import survey
+from tokenspeed.device.weights.origin import checkpoint_at
 from tokenspeed.errors import SettingsError
 from tokenspeed.grammar.matchers import Matchers
 from tokenspeed.plane.grammar import GrammarMatchers
 from tokenspeed.plane.messages import EngineInfo
 from tokenspeed.plane.ports import DeviceHandle, FrontendLink, Meter, Wakeup
 from tokenspeed.plane.specs import DeviceSpecs
+from tokenspeed.plane.storage import StorageBackend
 from tokenspeed.settings.model import Backend, Settings
 from tokenspeed.settings.refusals import refuse
 
@@ -143,7 +147,7 @@ def rank_engine(
         checkpoint = open_checkpoint(files)
         matchers = Matchers(vocab_size=vocabulary_size(checkpoint), token_s=settings.grammar.token_ms / 1e3)
         device_parts = _device_parts(chosen.device, matchers, sync=sync, own_process=own_process)
-        specs, plane = _open_plane(
+        specs, host_cache, plane = _open_plane(
             EngineContainer(settings=settings, checkpoint=checkpoint, device_parts=device_parts, progress=watch),
             lifetime,
             partial(open_data_plane, wakeup=wakeup, sync=sync, jit=jit),
@@ -151,6 +155,21 @@ def rank_engine(
         info = engine_info(settings, specs, served_name=files.served_name)
         observers = open_observers(settings, info, lifetime, replaced=chosen.control, meter_for=meter_for)
         grammars = grammar_parts(settings, checkpoint, matchers, wakeup, lifetime)
+        stored = storage_parts(
+            StorageNeeds(
+                settings=settings,
+                specs=specs,
+                blocks=host_cache.blocks,
+                numerics=host_cache.numerics,
+                checkpoint=checkpoint,
+                checkpoint_at=partial(checkpoint_at, running=checkpoint),
+                given=cast("StorageBackend | None", chosen.rank.get("storage")),
+            ),
+            wakeup,
+            {**observers.parts, **chosen.control},
+            lifetime,
+        )
+        del host_cache  # used up (DP-30)
         link = connect(observers.info, wakeup)
         lifetime.callback(link.close)
         box = ControlContainer(
@@ -158,7 +177,7 @@ def rank_engine(
             specs=specs,
             plane=plane,
             frontend=link,
-            **{**observers.parts, **grammars, **chosen.control, "wakeup": wakeup},
+            **{**observers.parts, **grammars, **stored, **chosen.control, "wakeup": wakeup},
         )
         yield RankEngine(
             specs=specs,
@@ -173,7 +192,7 @@ def rank_engine(
 
 def _open_plane(
     root: EngineContainer, lifetime: ExitStack, open_over: Callable[[DeviceHandle], HostDataPlane]
-) -> tuple[DeviceSpecs, HostDataPlane]:
+) -> tuple[DeviceSpecs, HostCacheFacts, HostDataPlane]:
     """Build the device side and take the build apart: the handle is the data plane's alone (DP-28, DP-32)."""
     build = root.device_build()
     with ExitStack() as unowned:
@@ -182,7 +201,7 @@ def _open_plane(
         unowned.pop_all()  # closed by the data plane from here on
     lifetime.callback(plane.close)
     lifetime.callback(plane.shutdown_cache)
-    return build.specs, plane
+    return build.specs, build.host_cache, plane
 
 
 def _device_parts(

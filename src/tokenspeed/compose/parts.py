@@ -34,14 +34,16 @@ from tokenspeed.plane.ports import (
     SchedulingPolicy,
     Wakeup,
 )
+from tokenspeed.plane.storage import StorageBackend
 from tokenspeed.plane.traces import Tracer
 
 
 class Side(enum.Enum):
-    """Which half of the rank takes the part."""
+    """Which half of the rank takes the part; RANK: something between them."""
 
     CONTROL = "control"
     DEVICE = "device"
+    RANK = "rank"
 
 
 @attrs.frozen
@@ -71,6 +73,7 @@ PARTS: tuple[Part, ...] = (
     Part("grammar", Side.CONTROL, GrammarQueue, "admission of constrained requests"),
     Part("epd", Side.CONTROL, Epd, "staging for remote encoders"),
     Part("l3", Side.CONTROL, L3, "agreement on storage"),
+    Part("storage", Side.RANK, StorageBackend, "store of KV pages, with storage.backend: part"),
     Part("pd", Side.CONTROL, Pd, "transfers between prefill and decode nodes"),
     Part("eplb", Side.CONTROL, Eplb, "timing of expert rebalances"),
     Part("history", Side.CONTROL, History, "token-history seeds"),
@@ -90,6 +93,7 @@ ENDS: tuple[Part, ...] = (
 class ChosenParts:
     control: Mapping[str, object]
     device: Mapping[str, object]
+    rank: Mapping[str, object]
 
 
 def check_parts(given: Mapping[str, object]) -> ChosenParts:
@@ -98,15 +102,14 @@ def check_parts(given: Mapping[str, object]) -> ChosenParts:
     Raises: SettingsError: a name that is no part, or an object that does not fit its protocol.
     """
     known = {part.name: part for part in PARTS}
-    control: dict[str, object] = {}
-    device: dict[str, object] = {}
+    sides: dict[Side, dict[str, object]] = {side: {} for side in Side}
     for name, value in given.items():
         _check_name(name, known)
         part = known[name]
         if part.protocol is not None:
             check_part(name, value, part.protocol)
-        (control if part.side is Side.CONTROL else device)[name] = value
-    return ChosenParts(control=control, device=device)
+        sides[part.side][name] = value
+    return ChosenParts(control=sides[Side.CONTROL], device=sides[Side.DEVICE], rank=sides[Side.RANK])
 
 
 def check_wiring(given: Mapping[str, object], known: Iterable[str]) -> None:

@@ -192,13 +192,13 @@ class ControlOps:
     def flush_waiting(self) -> bool:
         return bool(self.state.flushes)
 
-    def flush_tried(self, *, cleared: bool, now_s: float) -> None:
-        """The round tried the flush at the head of the queue; it is answered when done or out of time."""
+    def flush_tried(self, *, refusal: str, now_s: float) -> None:
+        """The round tried the flush at the head of the queue; it is answered when done ("") or out of time."""
         flush = self.state.flushes[0]
-        if cleared:
+        if not refusal:
             self._answer(flush.op.call_id, success=True)
         elif now_s >= flush.until_s:
-            text = f"flush_cache: requests still hold cache blocks after {flush.op.timeout_s:g} s"
+            text = f"flush_cache: {refusal}, after {flush.op.timeout_s:g} s"
             self._answer(flush.op.call_id, success=False, message=text)
         else:
             return
@@ -253,8 +253,13 @@ class ControlOps:
                 state.version = version
         self._answer(op.call_id, success=True)
 
-    def resolve(self, *, drained: bool, empty: Callable[[], bool]) -> None:
-        """End a drain once nothing is in flight and nobody holds anything; `empty`: the scheduler has no request."""
+    def resolve(self, *, drained: bool, empty: Callable[[], bool], stored: bool = True) -> None:
+        """End a drain once nothing is in flight and nobody holds anything.
+
+        Args:
+            empty: the scheduler has no request.
+            stored: no storage work holds a block: operations wait for that, too, and pauses do not.
+        """
         state = self.state
         if state.phase is Phase.DRAINING and drained:
             state.phase = Phase.PAUSED
@@ -263,7 +268,7 @@ class ControlOps:
             state.drain_calls.clear()
         if state.phase is Phase.FROZEN and state.queue and not empty():
             self._refuse_drains()
-        state.drained = bool(state.queue) and drained
+        state.drained = bool(state.queue) and drained and stored
 
     def tell(self, replies: tuple[ControlReply, ...]) -> None:
         self.state.replies.extend(replies)

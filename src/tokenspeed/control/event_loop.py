@@ -14,7 +14,7 @@ import numpy as np
 from tokenspeed.control.batch_log import BatchLog
 from tokenspeed.control.cache_ops import CacheOps
 from tokenspeed.control.control_ops import ControlOps
-from tokenspeed.control.device_ops import DeviceOps
+from tokenspeed.control.device_ops import STILL_HELD, DeviceOps
 from tokenspeed.control.epd import Epd
 from tokenspeed.control.eplb import Eplb
 from tokenspeed.control.gate import DpStep, Gate
@@ -167,7 +167,7 @@ class EventLoop:
         self.kv_events.publish(self.scheduler.drain_kv_events())
         self._release_ended()
         self._send(now_s)
-        self.control_ops.resolve(drained=self._drained, empty=self._empty)
+        self.control_ops.resolve(drained=self._drained, empty=self._empty, stored=not self.l3.open)
         for reply in self.control_ops.take_replies():
             self.frontend.reply(reply)
         self.state.stopped = inbox.stop
@@ -228,11 +228,18 @@ class EventLoop:
         """What passed the gate: a flush, or the operation at the head of the queue."""
         ops = self.control_ops
         if ops.flush_waiting():
-            ops.flush_tried(cleared=self._clear_cache(), now_s=now_s)
+            ops.flush_tried(refusal=self._flush(), now_s=now_s)
         op = ops.take_operation()
         if op is not None:
             refusal = self.device_ops.carry_out(op, self.plane, clear=self._clear_cache, restore=ops.restores())
+            self.l3.operated(op, refusal)
             ops.carried_out(op, refusal)
+
+    def _flush(self) -> str:
+        """Returns "", or why nothing has changed. Storage goes first: it may refuse (CP-38)."""
+        if not self.scheduler.can_clear_cache():
+            return STILL_HELD
+        return self.l3.clear() or ("" if self._clear_cache() else STILL_HELD)
 
     def _clear_cache(self) -> bool:
         # Every tier forgets what it holds, unless somebody holds blocks of it; nothing else changes then.

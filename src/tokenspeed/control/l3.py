@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import attrs
 
 from tokenspeed.errors import DeviceLost, InvariantBroken
+from tokenspeed.plane.operations import CloseGroupOp, DrainedOp, OpenGroupOp, ResumeMemoryOp, UpdateWeightsOp
 from tokenspeed.plane.plan import StorageOp, StorageVerb
 from tokenspeed.plane.ports import Mesh, StorageExecutor
 from tokenspeed.plane.results import StorageDone, StorageReport, StorageTick
+
+Operation: TypeAlias = DrainedOp | ResumeMemoryOp | OpenGroupOp | CloseGroupOp
 
 
 class L3(Protocol):
@@ -20,6 +23,19 @@ class L3(Protocol):
 
     def submit(self, ops: Sequence[StorageOp]) -> None:
         """Hand storage work to the executor; never waits."""
+        ...
+
+    @property
+    def open(self) -> int:
+        """Operations that somebody has not reported yet."""
+        ...
+
+    def clear(self) -> str:
+        """Delete what is stored. Returns "", or why nothing has to change anywhere (CP-38)."""
+        ...
+
+    def operated(self, op: Operation, refusal: str) -> None:
+        """An operation of the control queue was carried out on all members, or refused with a reason."""
         ...
 
 
@@ -35,6 +51,7 @@ class NoStorage:
     """No storage configured: a tick only when forward permission is withdrawn or returns (RA-13)."""
 
     told: Permission = attrs.field(factory=Permission)
+    open: int = 0
 
     def agree(self, *, forward: bool) -> StorageTick | None:
         if forward == self.told.forward:
@@ -45,6 +62,12 @@ class NoStorage:
     def submit(self, ops: Sequence[StorageOp]) -> None:
         if ops:
             raise InvariantBroken("storage work planned without a storage executor", ops=len(ops))
+
+    def clear(self) -> str:
+        return ""
+
+    def operated(self, op: Operation, refusal: str) -> None:
+        return None
 
 
 @attrs.define(eq=False)
@@ -104,6 +127,19 @@ class AgreedStorage:
             if op.verb is not StorageVerb.CANCEL:
                 self.ops.owed[op.op_id] = Owed(set(range(self.mesh.size)), [True] * len(op.keys))
         self.workers.submit(ops)
+
+    @property
+    def open(self) -> int:
+        return len(self.ops.owed)
+
+    def clear(self) -> str:
+        """The first member's refusal, if any has one; no member changes its nearer tiers then."""
+        return next((text for text in self.mesh.gather(self.workers.clear()) if text), "")
+
+    def operated(self, op: Operation, refusal: str) -> None:
+        """Weights are published behind the agreement on their load (CP-33). A release leaves storage as it is."""
+        if isinstance(op, UpdateWeightsOp) and not refusal:
+            self.workers.publish_weights(op.source)
 
     def _report(self) -> StorageReport:
         """An executor that cannot be polled is an invalid report: no peer is left waiting in the exchange."""

@@ -12,6 +12,7 @@ from tokenspeed.device.memory import MemoryPlan
 from tokenspeed.device.parts import BoundModel
 from tokenspeed.device.step import ForwardStep
 from tokenspeed.plane.specs import CacheGroupSpec
+from tokenspeed.plane.storage import HostBytes
 
 
 @attrs.frozen(kw_only=True)
@@ -37,17 +38,23 @@ class LayerPlacement:
 
 @attrs.frozen(kw_only=True)
 class HostCacheFacts:
-    """What a host tier must know of the cache; plain values, no buffer.
+    """What host-side tiers must know of the cache: plain values, and the host tier's memory. No device buffer.
 
-    `host_parents`: LCM parents of the tier in host memory, `images`: retraction images beside it.
+    Attributes:
+        numerics: names what computes the blocks' bytes; the same name, the same bytes for the same tokens.
+        host_parents: LCM parents of the tier in host memory.
+        images: retraction images beside it.
+        blocks: the tier's blocks by group, uint8 ``[blocks, layers, layer_bytes]``; () without a tier.
     """
 
     storage: CacheStorage
     groups: tuple[str, ...]
     layers: int
     attention: str
+    numerics: str = ""
     host_parents: int = 0
     images: int = 0
+    blocks: tuple[HostBytes, ...] = attrs.field(default=(), repr=False, eq=False)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -66,15 +73,17 @@ class AttentionBuild:
     storage: CacheStorage
     placement: tuple[LayerPlacement, ...]
 
-    def host_facts(self, host: HostPlan) -> HostCacheFacts:
+    def host_facts(self, host: HostPlan, numerics: str, blocks: tuple[HostBytes, ...]) -> HostCacheFacts:
         groups = tuple(dict.fromkeys(layer.group for layer in self.placement))
         return HostCacheFacts(
             storage=self.storage,
             groups=groups,
             layers=len(self.placement),
             attention=self.backend,
+            numerics=numerics,
             host_parents=host.parents,
             images=host.images,
+            blocks=blocks,
         )
 
     def layer_places(self, groups: tuple[CacheGroupSpec, ...]) -> tuple[LayerPlace, ...]:

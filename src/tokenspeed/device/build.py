@@ -42,6 +42,7 @@ from tokenspeed.device.memory import (
 )
 from tokenspeed.device.model_choice import model_factory
 from tokenspeed.device.native.draw import sampler_of
+from tokenspeed.device.numerics import numerics_of
 from tokenspeed.device.on_stream import on_stream
 from tokenspeed.device.parts import DeviceParts, ModelFactory, SamplerFactory
 from tokenspeed.device.profile import TraceProfiler
@@ -159,7 +160,7 @@ def build_device_side(
         specs=specs,
         handle=handle,
         transfer=None,
-        host_cache=attention.host_facts(host),
+        host_cache=attention.host_facts(host, numerics_of(step, settings), host_tier.regions()),
         encoder_model_facts=TextOnly(model_name=specs.model_name),
     )
 

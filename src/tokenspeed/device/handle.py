@@ -74,6 +74,10 @@ class HostTier(Protocol):
         """The scheduler forgot all blocks of the host tier."""
         ...
 
+    def regions(self) -> tuple[HostBytes, ...]:
+        """Its blocks by cache group, uint8 ``[blocks, layers, layer_bytes]``; () where there are none."""
+        ...
+
     def memory(self) -> tuple[HostBytes, ...]:
         """What it keeps blocks and images in; its content is nobody's while the scheduler knows of none."""
         ...
@@ -104,6 +108,9 @@ class NoHostTier:
 
     def flush(self) -> None:
         return None
+
+    def regions(self) -> tuple[HostBytes, ...]:
+        return ()
 
     def memory(self) -> tuple[HostBytes, ...]:
         return ()

@@ -25,7 +25,7 @@ from tokenspeed.launch.signals import interrupted_by, open_signal_pipe
 from tokenspeed.launch.starter import Programs, Starter, StartRanks, start_rank_host
 from tokenspeed.launch.supervisor import GracePeriods, Supervisor
 from tokenspeed.settings.choices import Gateway
-from tokenspeed.settings.model import MetricsSettings, ModelSettings, ServerSettings, Settings
+from tokenspeed.settings.model import MetricsSettings, ModelSettings, ServerSettings, Settings, StorageKind
 from tokenspeed.telemetry.logs import start_logging
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -64,7 +64,7 @@ def serve(
         pipe = open_signal_pipe()
         stack.callback(pipe.close)
         stack.enter_context(pipe.catching(*STOP_SIGNALS))
-        supervisor = Supervisor(signals=pipe, grace=grace or GracePeriods())
+        supervisor = Supervisor(signals=pipe, grace=grace or grace_for(settings))
         try:
             with ExitStack() as started:
                 metrics = _metrics_place(settings.metrics, started)
@@ -94,6 +94,12 @@ def serve(
         err.write(faults_text(supervisor.state.faults))
         err.flush()
         return 1 if supervisor.state.faults else 0
+
+
+def grace_for(settings: Settings) -> GracePeriods:
+    """Ranks may finish what they store."""
+    stores = settings.storage.backend is not StorageKind.NONE
+    return GracePeriods(ranks_s=GracePeriods().ranks_s + (settings.storage.shutdown_s if stores else 0.0))
 
 
 def _check(settings: Settings, *, headless: bool, gateway_package: str) -> None:

@@ -15,6 +15,7 @@ from tokenspeed.plane.operations import WeightsGroup, WeightsSource
 from tokenspeed.plane.plan import DeviceCacheOp, Dispatch, ExecutionPlan, StorageOp
 from tokenspeed.plane.results import CacheAcks, ForwardResult, KvEvent, SchedulerEvent, Sizes, StorageReport
 from tokenspeed.plane.scheduling import Scheduler, SchedulingPolicy
+from tokenspeed.plane.storage import StorageTraffic
 
 Ticket = NewType("Ticket", int)
 """Names one queued forward; rises by one an `execute`."""
@@ -297,6 +298,14 @@ class StorageExecutor(Protocol):
         """What this member saw since the last call. Each operation is completed or cancelled once."""
         ...
 
+    def clear(self) -> str:
+        """Delete what is stored under the weights in force; waits, in bounded time. Returns "", or why not (CP-38)."""
+        ...
+
+    def publish_weights(self, source: WeightsSource) -> None:
+        """Other weights are in force on all members (CP-33): nothing computed before is found from now on."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -345,6 +354,10 @@ class Meter(Protocol):
             compile_s: of the compilation made for it; None: another's was used, or none.
             status: of the refusal; 0: there is none.
         """
+        ...
+
+    def storage(self, traffic: StorageTraffic) -> None:
+        """What the storage workers did since the last call."""
         ...
 
     def reported(self, load: LoadReport) -> None:

@@ -219,6 +219,8 @@ def storage_of(
         raise SettingsError("scheduler: storage is on, which needs the prefix cache and a host tier (host_parents)")
     ids, shelf = OpIds(), HostShelf(host=tier.host)
     fetch = Fetch(
+        min_tokens=config.storage_min_tokens,
+        wait_s=config.storage_wait_s,
         life=life,
         waiting=waiting,
         chains=cache.chains,

@@ -37,6 +37,10 @@ class Retraction(enum.Enum):
     ABORT = "abort"
 
 
+STORAGE_WAIT_S = 60.0
+"""Unless somebody says otherwise, a request goes on without storage after this long."""
+
+
 @attrs.frozen(kw_only=True)
 class SchedulerConfig:
     """Limits and choices of one scheduler; equal on all mirrors of a replica.
@@ -60,6 +64,8 @@ class SchedulerConfig:
         images: retraction images the device has room for.
         write_policy: of the host tier.
         storage: prompts are looked up in a storage backend before they are admitted.
+        storage_min_tokens: of a prompt's cacheable part; shorter ones are not looked up.
+        storage_wait_s: a request goes on without storage after this long, from its QUERY on (B-20).
         prefix: find and keep computed prefixes.
         kv_events: collect cache changes for `drain_kv_events`.
         retraction: tried in order for a victim of memory pressure.
@@ -91,6 +97,8 @@ class SchedulerConfig:
     images: int = 0
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     storage: bool = False
+    storage_min_tokens: int = 0
+    storage_wait_s: float = STORAGE_WAIT_S
 
     def __attrs_post_init__(self) -> None:
         least = {

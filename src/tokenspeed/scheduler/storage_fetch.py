@@ -23,9 +23,6 @@ from tokenspeed.scheduler.storage import Known, OpIds, Shelf
 from tokenspeed.scheduler.storage_reach import StorageReach, StoredBlock
 from tokenspeed.scheduler.waiting import WaitingQueue
 
-PREPARE_TIMEOUT_S = 60.0
-"""A request goes on without storage after this long, from its QUERY on (B-20)."""
-
 T = TypeVar("T")
 NO_OP = -1
 NO_ROW = -1
@@ -84,8 +81,14 @@ class FetchState:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Fetch:
-    """Meets `storage.Fetching`."""
+    """Meets `storage.Fetching`.
 
+    Attributes:
+        min_tokens, wait_s: see `SchedulerConfig`.
+    """
+
+    min_tokens: int
+    wait_s: float
     life: Life
     waiting: WaitingQueue
     chains: Chains
@@ -101,7 +104,7 @@ class Fetch:
 
     def takes(self, row: int, *, most: int) -> bool:
         pages = most // self.reach.page_tokens
-        if pages < self.reach.step:
+        if pages < self.reach.step or most < self.min_tokens:
             return False
         self.life.move(row, Event.PREPARE)
         self.state.preparing[row] = Preparation(pages=pages)
@@ -144,7 +147,7 @@ class Fetch:
     def expire(self, *, now_s: float, round_id: int) -> None:
         while self.state.preparing:
             row, first = next(iter(self.state.preparing.items()))
-            if first.op_id == NO_OP or now_s - first.since_s < PREPARE_TIMEOUT_S:
+            if first.op_id == NO_OP or now_s - first.since_s < self.wait_s:
                 return
             self._detach(row)
             self._go_on(row, round_id=round_id)

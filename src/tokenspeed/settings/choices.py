@@ -109,6 +109,22 @@ class WritePolicy(enum.Enum):
     WRITE_BACK = "write_back"
 
 
+class StorageKind(enum.Enum):
+    """Where pages of KV are kept outside the engine."""
+
+    NONE = "none"
+    FILES = "files"
+    MOONCAKE = "mooncake"
+    PART = "part"
+
+
+class MooncakeProtocol(enum.Enum):
+    """How a Mooncake store moves bytes."""
+
+    TCP = "tcp"
+    RDMA = "rdma"
+
+
 class Gateway(enum.Enum):
     """Whose HTTP server serves: ours, or the SMG gateway."""
 

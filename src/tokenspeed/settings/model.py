@@ -23,6 +23,7 @@ from tokenspeed.settings.choices import (
     Policy,
     ReasoningParser,
     Retraction,
+    StorageKind,
     ToolParser,
     Transport,
     WeightsMode,
@@ -31,6 +32,7 @@ from tokenspeed.settings.choices import (
 from tokenspeed.settings.grammar import GrammarSettings, SamplingSettings
 from tokenspeed.settings.observing import KvEventSettings, LogSettings, MetricsSettings, TracingSettings
 from tokenspeed.settings.scalars import shown
+from tokenspeed.settings.storage import StorageSettings
 
 
 @attrs.frozen(kw_only=True)
@@ -339,6 +341,7 @@ class Settings:
     simulated: SimulatedSettings = attrs.field(factory=SimulatedSettings)
     scheduler: SchedulerSettings = attrs.field(factory=SchedulerSettings)
     cache: CacheSettings = attrs.field(factory=CacheSettings)
+    storage: StorageSettings = attrs.field(factory=StorageSettings)
     parallel: ParallelSettings = attrs.field(factory=ParallelSettings)
     server: ServerSettings = attrs.field(factory=ServerSettings)
     wire: WireSettings = attrs.field(factory=WireSettings)
@@ -385,6 +388,8 @@ __all__ = [
     "ServerSettings",
     "Settings",
     "SimulatedSettings",
+    "StorageKind",
+    "StorageSettings",
     "ToolParser",
     "TracingSettings",
     "Transport",

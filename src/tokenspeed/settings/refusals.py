@@ -13,7 +13,16 @@ import attrs
 from tokenspeed.errors import SettingsError
 from tokenspeed.settings.choices import Executor, GrammarFill
 from tokenspeed.settings.keys import Path, dotted
-from tokenspeed.settings.model import Backend, Retraction, Settings, SimulatedSettings, Transport, WritePolicy
+from tokenspeed.settings.model import (
+    Backend,
+    Retraction,
+    Settings,
+    SimulatedSettings,
+    StorageKind,
+    StorageSettings,
+    Transport,
+    WritePolicy,
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -35,6 +44,26 @@ def _refuse_unless_simulated(name: str, default: object) -> Refusal:
         lambda s: s.device.backend is not Backend.SIMULATED and getattr(s.simulated, name) != default,
         "it describes the simulated device; set device.backend to simulated",
     )
+
+
+def _refuse_unless_stored(name: str, default: object, kinds: tuple[StorageKind, ...]) -> Refusal:
+    wanted = " or ".join(kind.value for kind in kinds)
+    return _refuse(
+        f"storage.{name}",
+        lambda s: s.storage.backend not in kinds and getattr(s.storage, name) != default,
+        f"it is for storage.backend {wanted}, which is not in use",
+    )
+
+
+def _storage_kinds(name: str) -> tuple[StorageKind, ...]:
+    """Whose key it is."""
+    if name.startswith("mooncake_"):
+        return (StorageKind.MOONCAKE,)
+    if name == "path":
+        return (StorageKind.FILES,)
+    if name == "max_gib":
+        return (StorageKind.FILES, StorageKind.MOONCAKE)
+    return (StorageKind.FILES, StorageKind.MOONCAKE, StorageKind.PART)
 
 
 REFUSALS: tuple[Refusal, ...] = (
@@ -61,6 +90,31 @@ REFUSALS: tuple[Refusal, ...] = (
         "cache.images",
         lambda s: s.cache.images > 0 and Retraction.SNAPSHOT not in s.scheduler.retraction,
         "no image is taken unless scheduler.retraction has snapshot",
+    ),
+    *(
+        _refuse_unless_stored(field.name, field.default, _storage_kinds(field.name))
+        for field in attrs.fields(StorageSettings)
+        if field.name != "backend"
+    ),
+    _refuse(
+        "storage.backend",
+        lambda s: s.storage.backend is not StorageKind.NONE and not s.cache.host_gib,
+        "pages reach storage through the host tier; set cache.host_gib",
+    ),
+    _refuse(
+        "storage.backend",
+        lambda s: s.storage.backend is not StorageKind.NONE and s.parallel.pipeline > 1,
+        "storage serves one pipeline stage; set parallel.pipeline to 1",
+    ),
+    _refuse(
+        "storage.backend",
+        lambda s: s.storage.backend is not StorageKind.NONE and s.device.backend is Backend.SIMULATED,
+        "a simulated device computes no KV that could be kept",
+    ),
+    _refuse(
+        "storage.path",
+        lambda s: s.storage.backend is StorageKind.FILES and s.storage.path is None,
+        "files need a folder; set it",
     ),
     _refuse(
         "grammar.fill",

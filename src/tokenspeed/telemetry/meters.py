@@ -13,6 +13,7 @@ from prometheus_client import Gauge
 
 from tokenspeed.plane.messages import EngineInfo, LoadReport
 from tokenspeed.plane.results import Sizes
+from tokenspeed.plane.storage import StorageTraffic
 from tokenspeed.telemetry.events import Adds, Instruments, Observes, Sets
 from tokenspeed.telemetry.plain_counts import PlainHistogram
 from tokenspeed.telemetry.registry import MetricRegistry
@@ -54,6 +55,9 @@ class NullMeter:
     def grammar_decided(self, *, waited_s: float, compile_s: float | None, status: int) -> None:
         pass
 
+    def storage(self, traffic: StorageTraffic) -> None:
+        pass
+
     def reported(self, load: LoadReport) -> None:
         pass
 
@@ -68,6 +72,20 @@ class GrammarInstruments:
     refused: Mapping[int, Adds]
     queue_time: Observes
     compile_time: Observes
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class StorageInstruments:
+    """Of the storage tier. `counts` are by field of `StorageTraffic`."""
+
+    counts: Mapping[str, Adds]
+    failing: Sets
+
+    def add(self, traffic: StorageTraffic) -> None:
+        self.failing.set(int(traffic.failing))
+        for name, counter in self.counts.items():
+            if more := getattr(traffic, name):
+                counter.inc(more)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -93,6 +111,7 @@ class PrometheusMeter:
     async_steps: Adds
     sync_fallback_steps: Adds
     grammars: GrammarInstruments
+    tier: StorageInstruments
 
     def round(self, *, sizes: Sizes, load: LoadReport, tokens: int, prompt_tokens: int) -> None:
         """Record one round; a round without a forward has no tokens and is no iteration."""
@@ -147,6 +166,9 @@ class PrometheusMeter:
         elif compile_s is None:
             ours.hits.inc()
 
+    def storage(self, traffic: StorageTraffic) -> None:
+        self.tier.add(traffic)
+
     def reported(self, load: LoadReport) -> None:
         if self.gauges is not None:
             self.gauges.show(load)
@@ -172,6 +194,23 @@ def prometheus_meter(
         async_steps=instruments.counter("async_steps_total", engine=engine),
         sync_fallback_steps=instruments.counter("sync_fallback_steps_total", engine=engine),
         grammars=_grammar_instruments(instruments, engine),
+        tier=_storage_instruments(instruments, engine),
+    )
+
+
+def _storage_instruments(instruments: Instruments, engine: str) -> StorageInstruments:
+    def counter(name: str, **labels: str) -> Adds:
+        return instruments.counter(f"storage_{name}_total", engine=engine, **labels)
+
+    counts: dict[str, Adds] = {name: counter(name) for name in ("queried_tokens", "hit_tokens")}
+    counts |= {name: counter("blocks", outcome=name) for name in ("fetched", "stored", "failed", "damaged")}
+    for field, direction in (("read", "read"), ("written", "write")):
+        counts[f"{field}_bytes"] = counter("bytes", direction=direction)
+    for direction in ("read", "write"):
+        counts[f"{direction}_s"] = counter("seconds", direction=direction)
+    counts["late"] = counter("late_operations")
+    return StorageInstruments(
+        counts=MappingProxyType(counts), failing=instruments.gauge("storage_failing", engine=engine)
     )
 
 

@@ -150,6 +150,14 @@ METRICS: tuple[MetricSpec, ...] = (
     _counter("jit_serving_compile_seconds_total", _E, "Seconds spent in them.", "engine"),
     _counter("async_steps_total", _E, "Forwards fed with the future of the forward before.", "engine"),
     _counter("sync_fallback_steps_total", _E, "Forwards of the futures executor fed by the host.", "engine"),
+    # storage tier
+    _counter("storage_queried_tokens_total", _E, "Token spans of the blocks looked up in storage.", "engine"),
+    _counter("storage_hit_tokens_total", _E, "Token spans of those found; groups may cover the same tokens.", "engine"),
+    _counter("storage_blocks_total", _E, "Blocks fetched, stored, failed; damaged: failed, too.", "engine", "outcome"),
+    _counter("storage_bytes_total", _E, "Bytes of blocks fetched (read) and stored (write).", "engine", "direction"),
+    _counter("storage_seconds_total", _E, "Seconds that storage workers fetched and stored.", "engine", "direction"),
+    _counter("storage_late_operations_total", _E, "Storage operations given up at their time limit.", "engine"),
+    _gauge("storage_failing", _E, "1 while the store fails and is not waited for.", "engine"),
     # grammars
     _gauge("num_grammar_queue_reqs", _E, "Requests that wait for their grammar to be compiled.", "engine"),
     _counter("num_grammar_total", _E, "Requests whose grammar was decided, compiled or not.", "engine"),

@@ -9,12 +9,13 @@ from __future__ import annotations
 from tokenspeed.testing.device import HashModelHandle, hash_continuation, hash_model
 from tokenspeed.testing.doubles import HandClock, HandWakeup, RecordingLink, RecordingSink, ScriptedPlane, token_script
 from tokenspeed.testing.mesh import memory_mesh
-from tokenspeed.testing.storage import ScriptedStorage
+from tokenspeed.testing.storage import MemoryStore, ScriptedStorage
 
 __all__ = [
     "HandClock",
     "HandWakeup",
     "HashModelHandle",
+    "MemoryStore",
     "RecordingLink",
     "RecordingSink",
     "ScriptedPlane",

@@ -1,14 +1,17 @@
-"""A storage executor driven by hand: it does nothing until it is told what came of an operation."""
+"""A storage executor driven by hand, which does nothing until it is told what came of an operation; and a store."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import attrs
 
 from tokenspeed.errors import InvariantBroken
+from tokenspeed.plane.operations import WeightsSource
 from tokenspeed.plane.plan import StorageOp, StorageVerb
 from tokenspeed.plane.results import StorageDone, StorageReport
+from tokenspeed.plane.storage import HostBytes
 
 
 @attrs.define(eq=False)
@@ -20,6 +23,8 @@ class ScriptedStorage:
         open: operations without an end, by id.
         stored: keys that a QUERY or GET finds when `serve` answers it; a PUT adds to them.
         now_s, pressure, error: of the next reports.
+        refusals: what the next deletions are answered with; then they succeed.
+        published: sources of weights that came into force.
     """
 
     log: list[StorageOp] = attrs.field(factory=list[StorageOp])
@@ -30,6 +35,8 @@ class ScriptedStorage:
     error: str = ""
     completed: list[StorageDone] = attrs.field(factory=list[StorageDone])
     cancelled: list[int] = attrs.field(factory=list[int])
+    refusals: list[str] = attrs.field(factory=list[str])
+    published: list[WeightsSource] = attrs.field(factory=list[WeightsSource])
 
     def submit(self, ops: Sequence[StorageOp]) -> None:
         for op in ops:
@@ -52,6 +59,16 @@ class ScriptedStorage:
         self.completed.clear()
         self.cancelled.clear()
         return report
+
+    def clear(self) -> str:
+        refusal = self.refusals.pop(0) if self.refusals else ""
+        if not refusal:
+            self.stored.clear()
+        return refusal
+
+    def publish_weights(self, source: WeightsSource) -> None:
+        self.published.append(source)
+        self.stored.clear()
 
     def close(self) -> None:
         return None
@@ -81,3 +98,71 @@ class ScriptedStorage:
         """All open operations end as `stored` has it, in the order of their ids."""
         for op_id in sorted(self.open):
             self.finish(op_id)
+
+
+@attrs.define(eq=False)
+class MemoryStore:
+    """Meets `plane.storage.StorageBackend`, and fails as it is told to.
+
+    Attributes:
+        values: frames by key; a test may change them.
+        fault: what the next calls raise; None: nothing.
+        open: cleared, every call waits until it is set: a store that hangs.
+        calls: names of the calls that were begun, in order.
+        attached: arenas of the workers.
+        entered: released once a call that begins.
+    """
+
+    values: dict[str, bytes] = attrs.field(factory=dict[str, bytes])
+    fault: Exception | None = None
+    open: threading.Event = attrs.field(factory=threading.Event)
+    entered: threading.Semaphore = attrs.field(factory=lambda: threading.Semaphore(0))
+    calls: list[str] = attrs.field(factory=list[str])
+    attached: list[HostBytes] = attrs.field(factory=list[HostBytes])
+    closed: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self.open.set()
+
+    def attach(self, memory: HostBytes) -> None:
+        self.attached.append(memory)
+
+    def exists(self, keys: Sequence[str]) -> list[bool]:
+        self._call("exists")
+        return [key in self.values for key in keys]
+
+    def get(self, keys: Sequence[str], frames: Sequence[HostBytes]) -> list[bool]:
+        self._call("get")
+        found = []
+        for key, frame in zip(keys, frames, strict=True):
+            value = self.values.get(key, b"")
+            if fits := len(value) == len(frame):
+                frame.data[:] = value
+            found.append(fits)
+        return found
+
+    def put(self, keys: Sequence[str], frames: Sequence[HostBytes]) -> list[bool]:
+        self._call("put")
+        for key, frame in zip(keys, frames, strict=True):
+            self.values.setdefault(key, frame.tobytes())
+        return [True] * len(keys)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self._call("delete")
+        for key in keys:
+            self.values.pop(key, None)
+
+    def clear(self, namespace: str) -> None:
+        self._call("clear")
+        for key in [key for key in self.values if key.startswith(f"{namespace}/")]:
+            del self.values[key]
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        self.entered.release()
+        self.open.wait()
+        if self.fault is not None:
+            raise self.fault

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from tokenspeed.plane.plan import BlockCopy, GroupBlocks
+from tokenspeed.plane.storage import HostBytes
 
-HostBytes: TypeAlias = npt.NDArray[np.uint8]
+__all__ = ["BlockBytes", "BlockPool", "HostBytes", "Logprobs", "SlotStates"]
 
 
 class BlockBytes(Protocol):

@@ -155,6 +155,9 @@ class HostCacheExecutor:
         if len(self.open):
             raise InvariantBroken("the host tier was cleared under a copy", open=len(self.open))
 
+    def regions(self) -> tuple[HostBytes, ...]:
+        return self.buffers.blocks
+
     def memory(self) -> tuple[HostBytes, ...]:
         return tuple(memory for memory in (self.buffers.l2, self.buffers.images) if memory.size)
 
