@@ -247,7 +247,7 @@ async def test_logprobs_are_finite_whatever_the_engine_says(rig: FrontendRig) ->
         rig.engine.listener, listener = (lambda _: None), rig.engine.listener
         rows: OutputBatch = batch()
         rig.engine.listener = listener
-        rig.engine.emit(attrs.evolve(rows, logprobs=[[value]]))
+        rig.engine.emit(rows._replace(logprobs=[[value]]))
         await asyncio.sleep(0)
     (result,) = await task
     assert [entry.logprob for entry in result.logprobs] == [LOGPROB_FLOOR] * 2

@@ -169,7 +169,7 @@ def test_a_body_with_one_odd_value_is_answered_or_refused_and_leaves_nothing(
     for body in BODIES[path]:
         whole = http.post(path, json=body)
         assert whole.status_code == 200, whole.text
-        for _ in range(60):
+        for _ in range(30):
             odd = with_odd_value(body, source)
             odd.setdefault("stream", source.random() < 0.5)
             answer = http.post(path, json=odd)
