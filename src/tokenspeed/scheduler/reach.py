@@ -74,7 +74,7 @@ class Reach:
         while True:
             hashes -= self._follow(row, min(pages, len(chain) - 1 + FOUND_PER_HASH * hashes)) // FOUND_PER_HASH
             have = len(chain) - 1
-            if have == pages or not self._goes_on(row, have):
+            if have >= pages or not self._goes_on(row, have):
                 return True
             if hashes <= 0:
                 return False
