@@ -127,6 +127,25 @@ def test_without_a_spare_block_a_state_is_not_kept_and_the_request_goes_on() -> 
     rig.check_idle()
 
 
+def test_a_state_that_is_written_over_is_not_stored_in_the_host_tier_under_its_name() -> None:
+    rig = build(
+        groups=(CacheGroupSpec(kind="state", block_tokens=PAGE, zero_new_blocks=True),),
+        page_tokens=PAGE,
+        chunk_tokens=64,
+        num_pages=2,
+        host_parents=9,
+    )
+    rig.new(prompt(2 * PAGE), max_new=6)
+    rig.run()
+    while rig.plan().cache or rig.host.pending:
+        pass
+    again = rig.new([*prompt(2 * PAGE), 3, 4], max_new=3)
+    rig.run()
+    rig.check_tokens()
+    assert rig.table.schedule.cached[again.row] == 0
+    rig.check_idle()
+
+
 def test_a_fresh_state_is_zeroed_and_a_copied_one_is_not() -> None:
     rig = grouped("full and state")
     first = rig.new(prompt(8, seed=1), max_new=1)
