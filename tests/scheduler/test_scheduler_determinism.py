@@ -63,5 +63,5 @@ def test_long_random_traces_keep_every_rule(block: int) -> None:
     for seed in range(1000 + 25 * block, 1025 + 25 * block):
         _, happened = soak(seed, steps=400, mirrors=2)
         preempted, finished = preempted + happened.preempted, finished + happened.finished
-    assert preempted > 20
+    assert preempted > 3
     assert finished > 200
