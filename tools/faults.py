@@ -577,12 +577,6 @@ SCHEDULER = (
         "",
     ),
     Fault(
-        "a retracted request of a decode node asks for its stream again",
-        "remote.py",
-        "            if self._awaits(row) and not self.seniority.was_retracted(row)\n",
-        "            if self._awaits(row)\n",
-    ),
-    Fault(
         "what the other node does not send is named",
         "remote.py",
         "            self.residents.cache.skip(group.number, slot, group.first_seen(prompt))\n",
