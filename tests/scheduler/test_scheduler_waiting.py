@@ -274,3 +274,16 @@ def test_the_cache_is_not_asked_for_a_policy_that_does_not_look_at_it() -> None:
     queue.add(row, round_id=0)
     assert asked == [row]
     assert queue.state.live[row].key == (-7, 0)
+
+
+def test_a_prompt_that_is_known_further_than_it_may_be_reused_is_admitted_beside_a_decode() -> None:
+    rig = build(policy=LongestPrefixMatch())
+    shared = prompt(40)
+    first = rig.new(shared, max_new=30)
+    rig.run(until=lambda: bool(first.out))
+    # The policy names all of the prompt, of which the log-probabilities asked for leave two pages to reuse.
+    scored = rig.new(shared, max_new=2, prompt_from=9)
+    rig.run()
+    rig.check_tokens()
+    assert len(scored.out) == 2
+    assert scored.computed_tokens == len(shared) - 8 + 1
