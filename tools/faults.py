@@ -510,18 +510,6 @@ SCHEDULER = (
     ),
     # ---- host tier
     Fault(
-        "a victim whose blocks a load may still write is imaged",
-        "host/snapshots.py",
-        "        if surveyed is None or self._being_filled(slot, tokens):\n",
-        "        if surveyed is None:\n",
-    ),
-    Fault(
-        "a load under way is not known as one",
-        "host/tier.py",
-        "        self.state.loading[group][device_blocks] = True\n",
-        "",
-    ),
-    Fault(
         "an image's place is free while its snapshot is under way",
         "host/snapshots.py",
         "        if image.snapped:\n            self._free(place)\n        else:\n            image.row = NO_ROW\n",

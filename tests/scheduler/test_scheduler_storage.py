@@ -238,6 +238,29 @@ def test_a_storage_that_does_not_answer_parks_no_slot_and_nobody_for_ever() -> N
     rig.rig.check_idle()
 
 
+def test_a_victim_with_a_page_that_storage_may_fail_to_fill_is_computed_again() -> None:
+    rig = stored_rig(num_pages=11, images=2, max_num_seqs=2, resume_headroom_tokens=4)
+    ids = prompt(14, seed=2)
+    in_storage(rig, ids)
+    rig.served = False
+    old = rig.rig.new(prompt(3), max_new=30)
+    victim = rig.rig.new(ids, max_new=20)
+    rig.end(rig.round().storage_ops()[0].op_id)
+    (get,) = rig.round().storage_ops()
+    # It goes on without the fetch, which is still under way when it has to give way.
+    rig.executor.now_s = STORAGE_WAIT_S
+    rig.run(until=lambda: victim.preempted > 0)
+    assert get.op_id in rig.executor.open
+    assert rig.rig.scheduler.life.of(victim.row) is State.WAITING
+    rig.end(get.op_id, fails=lambda at: True)
+    rig.served = True
+    rig.run()
+    assert old.finish is victim.finish is Finish.LENGTH
+    rig.rig.check_tokens()
+    rig.settle()
+    rig.rig.check_idle()
+
+
 SHAPES = list(some_groups(4).values())
 
 
