@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
 
 import pytest
 from scripted_engine import ScriptedEngine, engine_info, says
@@ -13,16 +16,24 @@ from tokenspeed.frontend.engine_client import EngineClient, Inbox, connect_clien
 from tokenspeed.frontend.ports import QuietMeter
 from tokenspeed.plane.messages import (
     AbortRequest,
+    ControlOp,
+    ControlReply,
     Finish,
     FlushCacheOp,
     GenerateRequest,
+    PauseMode,
+    PauseOp,
+    ResumeOp,
     SamplingParams,
     UnsupportedOp,
     frozen_tokens,
 )
+from tokenspeed.plane.operations import ReleaseMemoryOp, ResumeMemoryOp
 from tokenspeed.testing import HandClock
 
 pytestmark = pytest.mark.anyio
+
+Make: TypeAlias = Callable[..., ControlOp]
 
 
 def client_of(engine: ScriptedEngine, clock: HandClock | None = None) -> EngineClient:
@@ -184,6 +195,44 @@ async def test_an_engine_with_work_and_no_progress_is_in_trouble_an_idle_one_is_
     engine.die()
     await asyncio.sleep(0)
     assert "gone" in client.trouble(stall_s=60)
+
+
+@pytest.mark.parametrize(
+    ("hold", "more", "go_on"),
+    [
+        (partial(PauseOp, mode=PauseMode.KEEP), (), ResumeOp),
+        (ReleaseMemoryOp, (partial(ResumeMemoryOp, tags=("weights",)),), ResumeMemoryOp),
+        (partial(ReleaseMemoryOp, tags=("kv_cache",)), (), partial(ResumeMemoryOp, tags=("kv_cache",))),
+    ],
+)
+async def test_requests_that_wait_because_the_engine_was_told_to_hold_them_are_no_trouble(
+    hold: Make, more: Sequence[Make], go_on: Make
+) -> None:
+    engine, clock = ScriptedEngine(), HandClock()
+    client = client_of(engine, clock)
+
+    async def call(make: Make, *, success: bool = True) -> None:
+        waiting = asyncio.create_task(client.call(lambda call_id: make(call_id=call_id), timeout_s=10))
+        await asyncio.sleep(0)
+        engine.emit(ControlReply(call_id=client.state.called, success=success))
+        await waiting
+
+    submit(client)
+    await call(hold, success=False)
+    clock.advance(61)
+    assert client.trouble(stall_s=60) != ""
+    await call(hold)
+    clock.advance(1000)
+    assert client.trouble(stall_s=60) == ""
+    for operation in more:  # some of the memory is back, not all
+        await call(operation)
+        clock.advance(1000)
+        assert client.trouble(stall_s=60) == ""
+    await call(go_on)
+    clock.advance(59)
+    assert client.trouble(stall_s=60) == ""
+    clock.advance(2)
+    assert "no progress for 61 s" in client.trouble(stall_s=60)
 
 
 async def test_a_report_that_repeats_itself_is_no_progress() -> None:

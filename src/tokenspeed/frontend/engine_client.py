@@ -27,13 +27,16 @@ from tokenspeed.plane.messages import (
     GenerateRequest,
     LoadReport,
     OutputBatch,
+    PauseOp,
+    ResumeOp,
     TopLogprobs,
 )
-from tokenspeed.plane.operations import FIRST_WEIGHT_VERSION
+from tokenspeed.plane.operations import FIRST_WEIGHT_VERSION, MEMORY_TAGS, ReleaseMemoryOp, ResumeMemoryOp
 from tokenspeed.plane.ports import Clock, EngineLink
 
 T = TypeVar("T")
 
+PAUSED = "paused"
 FRESH_S = 3.0
 """How old a load report may be; an engine sends one a second if it has nothing else to say."""
 
@@ -158,6 +161,7 @@ class ClientState:
         routes: rid -> where its output goes; an entry leaves with the sequence's end.
         load_at_s: when `load` came, by our clock: the engine's own may be set otherwise.
         progress_s: when the engine last did something for us, or first had something to do.
+        held: why the engine was told by us to let requests wait; while it was, their waiting is no trouble.
     """
 
     incoming: deque[EngineEvent] = attrs.field(factory=deque[EngineEvent])
@@ -170,6 +174,7 @@ class ClientState:
     load_at_s: float = 0.0
     gone: str | None = None
     progress_s: float = 0.0
+    held: set[str] = attrs.field(factory=set[str])
     weight_version: str = FIRST_WEIGHT_VERSION
 
 
@@ -218,7 +223,7 @@ class EngineClient:
         if self.state.gone is not None:
             return f"the engine is gone: {self.state.gone}"
         silent = self.clock.now_s() - self.state.progress_s
-        if self.state.routes and silent > stall_s:
+        if self.state.routes and silent > stall_s and not self.state.held:
             return f"{len(self.state.routes)} requests pending and no progress for {silent:.0f} s"
         return ""
 
@@ -273,14 +278,32 @@ class EngineClient:
             raise EngineDead(state.gone)
         state.called += 1
         call_id = state.called
+        operation = make(call_id)
         answer = state.calls[call_id] = self.loop.create_future()
         try:
-            self.link.send(make(call_id))
+            self.link.send(operation)
             async with asyncio.timeout(timeout_s):
                 reply: ControlReply = await answer
-            return reply
         finally:
             state.calls.pop(call_id, None)
+        if reply.success:
+            self._note_held(operation)
+        return reply
+
+    def _note_held(self, done: ControlOp) -> None:
+        state = self.state
+        match done:
+            case PauseOp():
+                state.held.add(PAUSED)
+            case ReleaseMemoryOp(tags=tags):
+                state.held.update(tags)
+            case ResumeOp():
+                state.held.discard(PAUSED)
+            case ResumeMemoryOp(tags=tags):
+                state.held.difference_update(tags or MEMORY_TAGS)
+            case _:
+                return
+        state.progress_s = self.clock.now_s()  # what waited has its time from now on
 
     def close(self, reason: str = "the frontend is shutting down") -> None:
         """Fail what is still running. The link belongs to whoever opened it."""
