@@ -12,7 +12,8 @@ and with steps of `--step-ms`, where each token has its own.
 
 A device whose host keeps ahead of it ends steps on a grid. How late a token is, is the time from a point of that grid
 to its event; the grid is laid so that the promptest stream of a burst is not late at its best. Tokens of a step leave
-one after another, so the median of N streams is about half of what N tokens cost. Where a step took longer than asked
+one after another, so the median of N streams is about half of what N tokens cost. Counted are the steps of all streams
+together: while they begin, the device waits for them, and its steps end elsewhere. Where a step took longer than asked
 for (`step` measured), there is no grid. `first`, of one stream alone, less the step, is the way in and out.
 
     python benchmarks/frontend_cost.py --frontends own smg --streams 16 256
@@ -59,6 +60,8 @@ BATCHED_TOKENS = 16384
 KEPT = 1.02
 """How much longer than asked for a step may be on average for its grid to count as kept."""
 READY_S = 600.0
+SETTLED = 4
+"""Steps behind the last stream's first token, from which on they lie on one grid."""
 ROUNDING_MS = 1e-6
 
 
@@ -216,8 +219,12 @@ class Tally:
 
 
 def lateness_ms(found: Sequence[Stream], step_ms: float) -> list[float]:
-    """Of every event: behind the grid that the promptest stream lies on; less than a step."""
-    phases = [[1e3 * moment % step_ms for moment in stream.event_s] for stream in found]
+    """Of every event while all streams run: behind the grid that the promptest stream lies on; less than a step."""
+    begun_s = max(stream.event_s[0] for stream in found) + SETTLED * step_ms / 1e3
+    over_s = min(stream.event_s[-1] for stream in found)
+    phases = [[1e3 * moment % step_ms for moment in stream.event_s if begun_s < moment <= over_s] for stream in found]
+    if not all(phases):
+        return []
     places = []
     for line in phases:
         middle = line[len(line) // 2]  # the circle of one step is cut opposite of it

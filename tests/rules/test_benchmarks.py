@@ -164,6 +164,11 @@ def test_lateness_is_told_from_the_grid_of_the_promptest_stream(monkeypatch: pyt
         times = tuple(first_s + 0.025 * at + late for at, late in enumerate(late_s))
         return cost.Stream(sent_s=0.0, event_s=times, tokens=len(late_s))
 
-    # Over the border of a step, and joined two steps later.
-    found = [stream(0.024, 0.0, 0.002, 0.0), stream(0.0765, 0.0, 0.0, 0.001)]
+    # Over the border of a step. The second joined two steps later; until then the device ended its steps elsewhere.
+    found = [
+        stream(0.024, -0.009, -0.009, *[0.0] * 5, 0.0, 0.002, 0.0, 0.02),
+        stream(0.0765, *[0.02] * 5, 0.0, 0.0, 0.001),
+    ]
     assert cost.lateness_ms(found, 25.0) == pytest.approx([0.0, 2.0, 0.0, 2.5, 2.5, 3.5], abs=1e-3)
+    # Never together.
+    assert cost.lateness_ms([stream(0.0, *[0.0] * 5), stream(0.2, *[0.0] * 9)], 25.0) == []
